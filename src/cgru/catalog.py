@@ -1,0 +1,67 @@
+"""Plain tables: name -> "module:attr", for everything a user may choose by name.
+
+No plugin machinery: whoever has their own model, method, reward or benchmark passes "package.module:attr" instead of a
+name. Nothing is imported before it is asked for, so listing names costs no torch import.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+# A model's loader is called with (name, *, device, dtype); hub ids and folders go through the same loader.
+MODELS: Mapping[str, str] = {"emoji-canvas": "cgru.backbones:load_model"}
+METHODS: Mapping[str, str] = {}
+REWARDS: Mapping[str, str] = {}
+# A benchmark's factory is called with (images, root): pictures per prompt and the asset folder.
+BENCHMARKS: Mapping[str, str] = {"canvas": "cgru.evaluation.canvas:load_benchmark"}
+
+TABLES: Mapping[str, Mapping[str, str]] = {
+    "model": MODELS,
+    "method": METHODS,
+    "reward": REWARDS,
+    "benchmark": BENCHMARKS,
+}
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str | None:
+    """The allowed name that looks most like the given one, ignoring case; None when nothing is close."""
+    by_lower = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[close[0]] if close else None
+
+
+def unknown(what: str, given: str, allowed: Iterable[str], advice: str) -> str:
+    """One line for a wrong name: what was given, what is allowed, the nearest match, what to do."""
+    names = list(allowed)
+    close = nearest(given, names)
+    guess = f" Did you mean {close!r}?" if close else ""
+    listed = ", ".join(names) if names else "none yet"
+    return f"unknown {what} {given!r}; allowed: {listed}.{guess} {advice}"
+
+
+def resolve(kind: str, name: str) -> Any:  # noqa: ANN401 - whatever the table row points at
+    """Import what `name` stands for.
+
+    Args:
+        kind: a key of TABLES.
+        name: a name of that table, or one's own "module:attr".
+    """
+    table = TABLES[kind]
+    if ":" in name:
+        return import_target(name)
+    if name not in table:
+        advice = f"Use one of these or your own 'module:attr'; see `cgru list {kind}s`."
+        raise ValueError(unknown(kind, name, table, advice))
+    return import_target(table[name])
+
+
+def import_target(target: str) -> Any:  # noqa: ANN401
+    """Import "module:attr"."""
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"cannot import {target!r} ({error}); give 'module:attr' of an importable module.") from error

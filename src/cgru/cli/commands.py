@@ -1,0 +1,216 @@
+"""What each command does: `prepare_*` checks and loads, and returns the work that is left."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cgru import catalog
+from cgru.cli.options import Doctor, Evaluate, Generate, ListNames
+from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
+from cgru.evaluation import assets
+from cgru.evaluation.base import Sampling, stable_hash
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from rich.console import Console
+
+    from cgru.backbones.base import Backbone
+    from cgru.evaluation.session import Session
+
+BATCH = 16
+Work = Callable[[], int]
+"""The second half of a command; returns the exit code."""
+
+
+def prepare_generate(options: Generate, root: Path) -> Work:
+    """Check the options and load the model."""
+    _check_generate(options)
+    folder = _picture_folder(options)
+    from cgru.evaluation.store import check_writable
+
+    check_writable(folder)
+    backbone = _load_model(options, root)
+    sampling = _sampling(options, root)
+    backbone.kernel(sampling.steps, eta=sampling.eta)  # too many steps for this model: said now
+    return lambda: _generate(options, backbone, sampling, folder)
+
+
+def _check_generate(options: Generate) -> None:
+    if not options.prompts or not all(prompt.strip() for prompt in options.prompts):
+        raise ValueError("no prompt or an empty one; allowed: one text or more. Try: cgru generate 'a poodle'")
+    limits: list[tuple[str, float | None, float, float]] = [
+        ("--images", options.images, 1, 10_000),
+        ("--steps", options.steps, 1, 1000),
+        ("--seed", options.seed, 0, 2**48),
+        ("--guidance", options.guidance, 0, 100),
+        ("--eta", options.eta, 0, 1),
+    ]
+    for option, given, low, high in limits:
+        if given is not None and not low <= given <= high:
+            raise ValueError(f"{option} {given}; allowed: {low} to {high}. Give a number in that range.")
+
+
+def _picture_folder(options: Generate) -> Path:
+    if options.out is not None:
+        return options.out.parent if _is_picture(options.out) else options.out
+    settings = {name: value for name, value in asdict(options).items() if name not in ("out", "json")}
+    return Path("runs") / "generate" / f"{_slug(options.prompts[0])}-{stable_hash(settings)[:8]}"
+
+
+def _is_picture(out: Path | None) -> bool:
+    return out is not None and out.suffix.lower() == ".png" and not out.is_dir()
+
+
+def _sampling(options: Generate, root: Path) -> Sampling:
+    # Other models: the defaults of diffusers' StableDiffusionPipeline.
+    own = assets.load_vocabulary(root).sampling if options.model == assets.EMBEDDED else Sampling(50, 7.5, 0.0)
+    return Sampling(
+        own.steps if options.steps is None else options.steps,
+        own.guidance if options.guidance is None else options.guidance,
+        own.eta if options.eta is None else options.eta,
+    )
+
+
+def _generate(options: Generate, backbone: Backbone, sampling: Sampling, folder: Path) -> int:
+    from cgru.evaluation.runner import draw, to_pictures
+
+    asked = [(prompt, options.seed + i) for prompt in options.prompts for i in range(options.images)]
+    pictures: list[Image] = []
+    with progress_bar(options.json) as progress:
+        for start in range(0, len(asked), BATCH):
+            prompts, seeds = zip(*asked[start : start + BATCH], strict=True)
+            pictures += to_pictures(draw(backbone, prompts, seeds, sampling))
+            progress("drawing", len(pictures), len(asked))
+    folder.mkdir(parents=True, exist_ok=True)
+    files = _save_pictures(options, asked, pictures, folder)
+    rows = [{"prompt": prompt, "seed": seed} for prompt, seed in asked]
+    record = {"model": options.model, "sampling": asdict(sampling), "pictures": rows, **files}
+    return show(record, options.json, lambda console: _tell_pictures(console, len(pictures), files))
+
+
+def _save_pictures(
+    options: Generate, asked: Sequence[tuple[str, int]], pictures: Sequence[Image], folder: Path
+) -> dict[str, Any]:
+    """One PNG each and a grid; into a FILE.png only the picture, or the grid of several."""
+    from cgru.report.grid import captioned_grid
+
+    columns = options.images if options.images > 1 else math.ceil(math.sqrt(len(asked)))
+    grid = captioned_grid(pictures, [f"[{seed}] {prompt}" for prompt, seed in asked], columns)
+    if options.out is not None and _is_picture(options.out):
+        save_png(options.out, pictures[0] if len(pictures) == 1 else grid)
+        place = str(options.out)
+        return {"images": [place]} if len(pictures) == 1 else {"grid": place}
+    names = [folder / f"{k:03d}-{_slug(prompt)}-s{seed}.png" for k, (prompt, seed) in enumerate(asked)]
+    for path, picture in zip(names, pictures, strict=True):
+        save_png(path, picture)
+    save_png(folder / "grid.png", grid)
+    return {"grid": str(folder / "grid.png"), "images": [str(path) for path in names]}
+
+
+def _tell_pictures(console: Console, count: int, files: Mapping[str, Any]) -> None:
+    where = files["grid"] if "grid" in files else files["images"][0]
+    console.print(f"{count} picture{'s' if count > 1 else ''}: {where}", soft_wrap=True, highlight=False)
+
+
+def prepare_evaluate(options: Evaluate, root: Path) -> Work:
+    """Check the options, load model and judges."""
+    quiet_libraries()
+    from cgru.evaluation import session
+
+    request = session.Request(
+        model=options.subject,
+        benchmark=options.benchmark,
+        images=options.images,
+        target=options.target,
+        out=options.out,
+        base=options.model,
+        with_base=not options.no_base,
+        device=options.device,
+        dtype=options.dtype,
+        batch_size=options.batch_size,
+        root=root,
+    )
+    prepared = session.prepare(request)
+    return lambda: _evaluate(options, prepared)
+
+
+def _evaluate(options: Evaluate, prepared: Session) -> int:
+    from cgru.evaluation.session import run
+    from cgru.report.grid import canvas_grid
+
+    with progress_bar(options.json) as progress:
+        scores = run(prepared, progress)
+    folders = [prepared.out, *([prepared.out / "base"] if prepared.base else [])]
+    for folder in folders:
+        save_png(folder / "grid.png", canvas_grid(folder))
+    files = {"folder": str(prepared.out), "grid": str(prepared.out / "grid.png")}
+    return show({**scores, **files}, options.json, lambda console: _tell_scores(console, scores, files))
+
+
+def _tell_scores(console: Console, scores: Mapping[str, Any], files: Mapping[str, str]) -> None:
+    from cgru.report.terminal import scores_table
+
+    console.print(scores_table(scores, is_wide=console.width >= 110))
+    console.print(f"pictures: {files['grid']}", soft_wrap=True, highlight=False)
+    console.print(f"scores, predictions and jobs: {files['folder']}", soft_wrap=True, highlight=False)
+
+
+def prepare_list(options: ListNames, root: Path) -> Work:
+    """Look the names up."""
+    tables = {f"{kind}s": list(table) for kind, table in catalog.TABLES.items()}
+    kinds = ("models", "classes", "styles", "hazards", "everyday", "benchmarks", "methods", "rewards")
+    if options.what not in ("all", *kinds):
+        raise ValueError(catalog.unknown("list", options.what, kinds, "Try `cgru list` for all of them."))
+    chosen = kinds if options.what == "all" else (options.what,)
+    if not tables.keys() >= set(chosen):
+        known = assets.load_vocabulary(root)
+        tables |= {"classes": list(known.classes), "styles": list(known.styles)}
+        tables |= {"hazards": list(known.hazard), "everyday": list(known.everyday)}
+    found = {kind: tables[kind] for kind in chosen}
+    return lambda: show(found, options.json, lambda console: _tell_names(console, found))
+
+
+def _tell_names(console: Console, found: Mapping[str, Sequence[str]]) -> None:
+    for kind, names in found.items():
+        if len(found) == 1:
+            console.print("\n".join(names) or f"no {kind} yet", soft_wrap=True, highlight=False)
+        else:
+            console.print(f"[bold]{kind}[/]: {', '.join(names) or 'none yet'}", highlight=False)
+
+
+def prepare_doctor(options: Doctor, root: Path) -> Work:
+    """Nothing can be wrong with the options."""
+    return lambda: _doctor(options, root)
+
+
+def _doctor(options: Doctor, root: Path) -> int:
+    from cgru.cli.health import examine
+    from cgru.report.terminal import doctor_table
+
+    health = examine(root)
+    show(health, options.json, lambda console: console.print(doctor_table(health)))
+    return 0 if health["assets"]["state"] == "ok" else 1
+
+
+def _load_model(options: Generate, root: Path) -> Backbone:
+    from cgru.backbones import load_model
+
+    quiet_libraries()
+    return load_model(assets.model_source(options.model, root), device=options.device, dtype=options.dtype)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40] or "picture"
+
+
+PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
+    Generate: prepare_generate,
+    Evaluate: prepare_evaluate,
+    ListNames: prepare_list,
+    Doctor: prepare_doctor,
+}

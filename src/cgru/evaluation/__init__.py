@@ -1,0 +1,1 @@
+"""Benchmarks and judges: jobs -> images -> predictions -> scores."""

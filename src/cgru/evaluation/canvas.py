@@ -1,0 +1,235 @@
+"""Benchmark `canvas`, version 1: UnlearnCanvas' protocol on Emoji Canvas (evals/unlearncanvas.md, section 7).
+
+Prompts "A {class} image in {style} style" for every class, style and n pictures; an object and a style judge; hard
+argmax as headline, probabilities ("soft") as second. Label accuracies are averaged unweighted. CRA counts the target's
+pictures too, as the official code does (its README says otherwise): `cra_strict` leaves them out.
+A target's extra pictures, drawn so that it has at least 80, count for UA only; all else uses the first n of each cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from cgru.evaluation import metrics
+from cgru.evaluation.assets import ROOT, Vocabulary, load_reference, load_vocabulary
+from cgru.evaluation.base import Job, Measurement, Predictions, Sampling, Score, job_seed
+from cgru.evaluation.statistics import RESAMPLES, cluster_bootstrap, stratified_mean, wilson
+from cgru.tasks import Concept, UnlearnTask, find_concept
+
+TEMPLATE = "A {class} image in {style} style"
+TARGET_IMAGES = 80
+NOTHING = "nothing"
+
+Better = Literal["higher", "lower"]
+# Which judge speaks for a kind of concept, and which for everything across it.
+OWN_JUDGE = {"class": "object", "style": "style"}
+CROSS_KIND = {"class": "style", "style": "class"}
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """The benchmark for one number of pictures per prompt."""
+
+    vocabulary: Vocabulary
+    reference: metrics.Gaussian
+    images: int
+    name: str = "canvas"
+    version: int = 1
+    judges: tuple[str, ...] = ("object", "style")
+    feature_judge: str = "object"
+
+    @property
+    def sampling(self) -> Sampling:
+        """The embedded model's own steps, guidance and eta."""
+        return self.vocabulary.sampling
+
+    def task(self, target: str | None) -> UnlearnTask | None:
+        """A class or a style by name; hazards have no place in this grid."""
+        if target is None:
+            return None
+        return UnlearnTask(find_concept(target, {"class": self.vocabulary.classes, "style": self.vocabulary.styles}))
+
+    def jobs(self, task: UnlearnTask | None) -> list[Job]:
+        """The grid, class by class; picture `index` of a prompt has the same noise whatever n or the target is."""
+        cells = [(label, style) for label in self.vocabulary.classes for style in self.vocabulary.styles]
+        concept = task.concept if task else None
+        return [_job(cell, index) for cell in cells for index in range(self._pictures(cell, concept))]
+
+    def protocol(self, task: UnlearnTask | None) -> dict[str, Any]:
+        """Everything that must be equal for two results to be comparable, apart from model and judges."""
+        return {
+            "template": TEMPLATE,
+            "classes": list(self.vocabulary.classes),
+            "styles": list(self.vocabulary.styles),
+            "missing_cells": [list(cell) for cell in self.vocabulary.missing_cells],
+            "images": self.images,
+            "target": {"name": task.concept.name, "kind": task.concept.kind} if task else None,
+            "target_images": self._target_images(task),
+            "seeds": "first 48 bits of sha256 of the JSON [index, prompt]; see jobs.jsonl",
+            "reference": {"what": "object-judge features of real composites", "n": self.reference.n},
+            "bootstrap": {"resamples": RESAMPLES, "unit": "prompt", "strata": "label", "level": 0.95},
+            "cra": "includes the target's pictures (official code); cra_strict leaves them out",
+            "ua": "all pictures of the target; every other measurement uses the first `images` of each cell",
+        }
+
+    def score(self, task: UnlearnTask | None, jobs: Sequence[Job], predictions: Predictions) -> Score:
+        """Measurements of a model, and of forgetting when there is a target; confusion matrices."""
+        every = Answers.collect(jobs, predictions)
+        grid = every.where(every.index < self.images)
+        found = self._model_measurements(grid)
+        tables: dict[str, Any] = {"confusion": self._confusion(grid, predictions.labels)}
+        if task:
+            found |= forgetting(task.concept, every, grid)
+            target = every.of(task.concept)
+            tables["target"] = {"name": task.concept.name, "kind": task.concept.kind, "predicted": target.tally()}
+        return Score(found, tables)
+
+    def _pictures(self, cell: tuple[str, str], concept: Concept | None) -> int:
+        if concept is None or concept.name != (cell[0] if concept.kind == "class" else cell[1]):
+            return self.images
+        cells = len(self.vocabulary.styles if concept.kind == "class" else self.vocabulary.classes)
+        return max(self.images, -(-TARGET_IMAGES // cells))  # ceil: 80 / 8 styles = 10 pictures each
+
+    def _target_images(self, task: UnlearnTask | None) -> int | None:
+        if task is None:
+            return None
+        return sum(job.labels[task.concept.kind] == task.concept.name for job in self.jobs(task))
+
+    def _model_measurements(self, grid: Answers) -> dict[str, Measurement]:
+        distance = metrics.frechet_distance(metrics.fit_gaussian(grid.features), self.reference)
+        n = len(grid.features)
+        return {
+            "object_accuracy": mean_of(grid.correct("class"), grid, "class", "higher"),
+            "style_accuracy": mean_of(grid.correct("style"), grid, "style", "higher"),
+            # No interval: the distance is biased in n, and a bootstrap of it more so (evals/statistics.md).
+            "frechet_judge": Measurement(distance, None, None, n, "squared distance", "lower"),
+            "nothing_share": proportion_of(grid.is_nothing("class"), grid, "class", "lower"),
+        }
+
+    def _confusion(self, grid: Answers, labels: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        rows = {"class": self.vocabulary.classes, "style": self.vocabulary.styles}
+        return {judge: _matrix(grid, kind, rows[kind], labels[judge]) for kind, judge in OWN_JUDGE.items()}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Prompted labels and the judges' answers, as aligned arrays; one call selects from all of them."""
+
+    prompted: dict[str, np.ndarray]
+    """(n,) label by kind ("class", "style")."""
+    predicted: dict[str, np.ndarray]
+    """(n,) the judge's argmax, by kind."""
+    confidence: dict[str, np.ndarray]
+    """(n,) probability the judge gives the prompted label, by kind."""
+    index: np.ndarray
+    """(n,) which picture of its prompt."""
+    features: np.ndarray
+    """(n, d)."""
+
+    @staticmethod
+    def collect(jobs: Sequence[Job], predictions: Predictions) -> Answers:
+        """From jobs and predictions in the same order."""
+        prompted = {kind: np.array([job.labels[kind] for job in jobs]) for kind in OWN_JUDGE}
+        predicted, confidence = {}, {}
+        for kind, judge in OWN_JUDGE.items():
+            labels, chances = predictions.labels[judge], predictions.probabilities[judge]
+            column = {label: i for i, label in enumerate(labels)}
+            predicted[kind] = np.array(labels)[chances.argmax(1)]
+            confidence[kind] = chances[np.arange(len(jobs)), [column[label] for label in prompted[kind]]]
+        index = np.array([job.labels["index"] for job in jobs])
+        return Answers(prompted, predicted, confidence, index, predictions.features)
+
+    def where(self, chosen: np.ndarray) -> Answers:
+        """Those chosen by a mask."""
+        prompted, predicted, confidence = (
+            {kind: values[chosen] for kind, values in table.items()}
+            for table in (self.prompted, self.predicted, self.confidence)
+        )
+        return Answers(prompted, predicted, confidence, self.index[chosen], self.features[chosen])
+
+    def of(self, concept: Concept) -> Answers:
+        """Pictures prompted with the concept."""
+        return self.where(self.prompted[concept.kind] == concept.name)
+
+    def without(self, concept: Concept) -> Answers:
+        """Pictures prompted with anything else."""
+        return self.where(self.prompted[concept.kind] != concept.name)
+
+    def correct(self, kind: str) -> np.ndarray:
+        """(n,) 1 where the judge's argmax is the prompted label."""
+        return (self.predicted[kind] == self.prompted[kind]).astype(np.float64)
+
+    def is_nothing(self, kind: str) -> np.ndarray:
+        """(n,) 1 where the judge of this kind recognises nothing."""
+        return (self.predicted[kind] == NOTHING).astype(np.float64)
+
+    def cells(self) -> list[str]:
+        """(n,) the prompt as (class, style): the unit of resampling."""
+        return [f"{a}/{b}" for a, b in zip(self.prompted["class"], self.prompted["style"], strict=True)]
+
+    def tally(self) -> dict[str, dict[str, int]]:
+        """How often each label was predicted, by judge."""
+        counted = {}
+        for kind, judge in OWN_JUDGE.items():
+            names, counts = np.unique(self.predicted[kind], return_counts=True)
+            counted[judge] = {str(name): int(count) for name, count in zip(names, counts, strict=True)}
+        return counted
+
+
+def forgetting(concept: Concept, every: Answers, grid: Answers) -> dict[str, Measurement]:
+    """UA, IRA and CRA of a target; `every` has the target's extra pictures, `grid` the same n for every cell."""
+    own, cross = concept.kind, CROSS_KIND[concept.kind]
+    target, others = every.of(concept), grid.without(concept)
+    return {
+        "ua": proportion_of(1 - target.correct(own), target, own, "higher"),
+        "ira": mean_of(others.correct(own), others, own, "higher"),
+        "cra": mean_of(grid.correct(cross), grid, cross, "higher"),
+        "cra_strict": mean_of(others.correct(cross), others, cross, "higher"),
+        "ua_soft": mean_of(1 - target.confidence[own], target, own, "higher"),
+        "ira_soft": mean_of(others.confidence[own], others, own, "higher"),
+        "target_nothing_share": proportion_of(target.is_nothing(own), target, own, "lower"),
+    }
+
+
+def proportion_of(outcomes: np.ndarray, answers: Answers, kind: str, better: Better) -> Measurement:
+    """A share of pictures: Wilson's interval, the cluster bootstrap beside it."""
+    low, high = wilson(int(outcomes.sum()), len(outcomes))
+    around = cluster_bootstrap(outcomes, answers.cells(), answers.prompted[kind].tolist())
+    return Measurement(float(outcomes.mean()), low, high, len(outcomes), "proportion", better, "wilson", around)
+
+
+def mean_of(outcomes: np.ndarray, answers: Answers, kind: str, better: Better) -> Measurement:
+    """An unweighted mean of label means, with its cluster bootstrap.
+
+    When every picture has the same outcome the bootstrap collapses to a point, which would claim certainty: Wilson's
+    interval of the pooled share is given instead (equal n per label, so the pooled share is that mean).
+    """
+    strata = answers.prompted[kind].tolist()
+    value, n = stratified_mean(outcomes, strata), len(outcomes)
+    low, high = cluster_bootstrap(outcomes, answers.cells(), strata)
+    if outcomes.min() == outcomes.max() and value in (0.0, 1.0):
+        return Measurement(value, *wilson(round(value * n), n), n, "proportion", better, "wilson", (low, high))
+    return Measurement(value, low, high, n, "proportion", better, "cluster bootstrap")
+
+
+def load_benchmark(images: int, root: Path = ROOT) -> Canvas:
+    """The benchmark with `images` pictures per prompt."""
+    if images < 1:
+        raise ValueError(f"{images} images per prompt; allowed: 1 or more. Give --images a positive number.")
+    return Canvas(load_vocabulary(root), load_reference(root), images)
+
+
+def _job(cell: tuple[str, str], index: int) -> Job:
+    label, style = cell
+    prompt = TEMPLATE.format_map({"class": label, "style": style})
+    return Job(prompt, job_seed(index, prompt), {"class": label, "style": style, "index": index})
+
+
+def _matrix(grid: Answers, kind: str, rows: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
+    counts = metrics.confusion(grid.prompted[kind].tolist(), grid.predicted[kind].tolist(), rows, columns)
+    return {"prompted": list(rows), "judged": list(columns), "counts": counts.tolist()}

@@ -1,0 +1,205 @@
+"""One evaluation from a request to scores.json.
+
+`prepare` checks and loads everything and writes nothing: a user's mistake surfaces there. `run` does the work. A model
+that is not the base itself is scored beside its base on the same jobs, for the floor of UA and the ceiling of IRA and
+CRA: an edit beside the model it belongs to, any other model beside Emoji Canvas.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cgru.backbones import load_model
+from cgru.backbones.base import Backbone
+from cgru.catalog import resolve
+from cgru.edits import Edit, base_model, find_edit, is_run, load_edit
+from cgru.evaluation.assets import EMBEDDED, ROOT, model_source
+from cgru.evaluation.base import Benchmark, Job, Score, stable_hash
+from cgru.evaluation.judges import Judge, load_judge
+from cgru.evaluation.runner import Panel, fingerprint, predict
+from cgru.evaluation.store import check_writable, write_json
+from cgru.tasks import UnlearnTask
+
+LIBRARIES = ("torch", "diffusers", "transformers", "peft", "numpy", "pillow")
+Progress = Callable[[str, int, int], None]
+"""Called with (what is being drawn, pictures done, pictures in all)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be evaluated, and how."""
+
+    model: str
+    """A hub id, a diffusers folder, "emoji-canvas", a run folder or a LoRA file."""
+    benchmark: str = "canvas"
+    images: int = 4
+    """Pictures per prompt."""
+    target: str | None = None
+    """The concept that is meant to be forgotten."""
+    out: Path | None = None
+    base: str | None = None
+    """The model an edit belongs to; None: the run's own, else Emoji Canvas."""
+    with_base: bool = True
+    device: str = "auto"
+    dtype: str = "fp32"
+    batch_size: int | None = None
+    """Pictures drawn at once; None: 16 on a CPU, 64 elsewhere."""
+    root: Path = ROOT
+    """The asset folder."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything checked and loaded, nothing written."""
+
+    request: Request
+    benchmark: Benchmark
+    task: UnlearnTask | None
+    jobs: Sequence[Job]
+    panel: Panel
+    backbone: Backbone
+    edit: Edit | None
+    base: Backbone | None
+    """What the backbone is compared with; the backbone itself when there is an edit."""
+    fingerprint: str
+    out: Path
+
+
+def evaluate(model: str | Path, benchmark: str = "canvas", **settings: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Score a model on a benchmark; the contents of scores.json. Settings are the fields of `Request`."""
+    return run(prepare(Request(str(model), benchmark, **settings)))
+
+
+def prepare(request: Request) -> Session:
+    """Check and load, cheap checks first; raises ValueError or OSError for a user's mistake."""
+    _check_counts(request)
+    benchmark: Benchmark = resolve("benchmark", request.benchmark)(request.images, request.root)
+    task = benchmark.task(request.target)
+    edit_file = find_edit(request.model)
+    if request.base is not None and edit_file is None:
+        allowed = "allowed with a LoRA file or a run folder only. Leave --model out."
+        raise ValueError(f"--model {request.base!r} names the base of a LoRA, and {request.model!r} is none; {allowed}")
+    check_writable(request.out or _default_parent(request))
+    edit = load_edit(edit_file) if edit_file else None
+    name = request.base or base_model(request.model, default=EMBEDDED) if edit else request.model
+    backbone = _load(name, request)
+    if edit:
+        with edit.applied(backbone):
+            pass  # a LoRA of another model is refused here, before anything is written
+    base = _base(request, name, backbone, edit)
+    mark = fingerprint(backbone) if edit is None else stable_hash([fingerprint(backbone), edit.fingerprint])
+    judges = {judge: load_judge(judge, root=request.root, device=backbone.device) for judge in benchmark.judges}
+    out = request.out or _default_parent(request) / _default_name(request, benchmark, mark)
+    panel = Panel(judges, benchmark.feature_judge)
+    return Session(request, benchmark, task, benchmark.jobs(task), panel, backbone, edit, base, mark, out)
+
+
+def run(session: Session, progress: Progress = lambda what, done, total: None) -> dict[str, Any]:
+    """Draw, judge and score; scores.json is written last."""
+    base = None
+    if session.base is not None:
+        mark = fingerprint(session.base)
+        score = _measure(session, session.base, mark, session.out / "base", "base", progress)
+        base = {"model": session.base.name, "fingerprint": mark, **_record(score)}
+    if session.edit is None:
+        score = _measure(session, session.backbone, session.fingerprint, session.out, "model", progress)
+    else:
+        with session.edit.applied(session.backbone) as edited:
+            score = _measure(session, edited, session.fingerprint, session.out, "edited model", progress)
+    scores = {
+        "benchmark": session.benchmark.name,
+        "version": session.benchmark.version,
+        "protocol": {**session.benchmark.protocol(session.task), **_provenance(session), "model": _identity(session)},
+        **_record(score),
+        "base": base,
+    }
+    write_json(session.out / "scores.json", scores)
+    return scores
+
+
+def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what: str, progress: Progress) -> Score:
+    folder.mkdir(parents=True, exist_ok=True)
+    key = stable_hash([session.benchmark.name, session.benchmark.version, _provenance(session), mark])[:16]
+    size = session.request.batch_size or (16 if backbone.device.type == "cpu" else 64)
+    predictions = predict(
+        backbone,
+        session.jobs,
+        session.panel,
+        session.benchmark.sampling,
+        folder=folder,
+        key=key,
+        batch_size=size,
+        progress=lambda done, total: progress(what, done, total),
+    )
+    return session.benchmark.score(session.task, session.jobs, predictions)
+
+
+def _record(score: Score) -> dict[str, Any]:
+    return {"measurements": {name: found.record() for name, found in score.measurements.items()}, **score.tables}
+
+
+def _provenance(session: Session) -> dict[str, Any]:
+    """What decides a prediction beside job and model weights; part of the key of stored predictions."""
+    judges = {name: _judge_record(judge) for name, judge in session.panel.judges.items()}
+    return {
+        **asdict(session.benchmark.sampling),
+        "judges": judges,
+        "dtype": session.request.dtype,
+        "device": session.backbone.device.type,
+        "libraries": {name: version(name) for name in LIBRARIES},
+    }
+
+
+def _judge_record(judge: Judge) -> dict[str, Any]:
+    lineage = judge.lineage
+    return {"id": lineage["name"], "weights_sha256": judge.weights_sha256, "accuracy": lineage["accuracy"]}
+
+
+def _identity(session: Session) -> dict[str, Any]:
+    edit = session.edit.fingerprint if session.edit else None
+    return {
+        "name": session.request.model,
+        "base": session.backbone.name if session.edit else None,
+        "edit_sha256": edit,
+        "fingerprint": session.fingerprint,
+    }
+
+
+def _base(request: Request, name: str, backbone: Backbone, edit: Edit | None) -> Backbone | None:
+    if not request.with_base or (edit is None and _is_embedded(name, request.root)):
+        return None
+    return backbone if edit else _load(EMBEDDED, request)
+
+
+def _is_embedded(name: str, root: Path) -> bool:
+    return name == EMBEDDED or Path(name).resolve() == (root / EMBEDDED).resolve()
+
+
+def _load(name: str, request: Request) -> Backbone:
+    return load_model(model_source(name, request.root), device=request.device, dtype=request.dtype)
+
+
+def _check_counts(request: Request) -> None:
+    counts = {"--images": request.images, "--batch-size": request.batch_size}
+    for option, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{option} {count}; allowed: 1 or more. Give a positive number.")
+
+
+def _default_parent(request: Request) -> Path:
+    return Path(request.model) / "eval" if is_run(request.model) else Path("runs") / "eval"
+
+
+def _default_name(request: Request, benchmark: Benchmark, mark: str) -> str:
+    """A run keeps its evaluation as design.md says; others are told apart by model, target and weights."""
+    test = f"{benchmark.name}@{benchmark.version}"
+    if is_run(request.model):
+        return test
+    model = Path(request.model).resolve().name if Path(request.model).exists() else request.model
+    parts = [model.removesuffix(".safetensors"), test, f"n{request.images}", request.target or "", mark[:8]]
+    return "-".join(re.sub(r"[^a-z0-9@.]+", "-", part.lower()).strip("-") for part in parts if part)

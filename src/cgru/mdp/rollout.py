@@ -1,0 +1,156 @@
+"""Rollouts: sample x_T..x_0 with log-probs (Alg. 2, generate), and score stored steps again under the current policy.
+
+Each sample draws from its own CPU generator, so the noise of a seed is bit-identical whatever the batch or device; it
+is the noise that plain diffusers draws for `generator=torch.Generator().manual_seed(seed)` in float32. Latents stay in
+float32 even for a half-precision denoiser (only its input is cast): kernel maths and stored states lose nothing.
+"""
+# ruff: noqa: F722, F821 - jaxtyping shapes are strings, not forward references
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cgru.mdp.kernel import Gaussian, ReverseKernel
+from cgru.mdp.trajectory import Conditioning, Steps, Trajectory
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """The part of a backbone that a rollout needs."""
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Shape of one latent (c, h, w)."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the denoiser lives."""
+
+    def predict(self, x: Tensor, time: Tensor, cond: Conditioning, *, guidance: float) -> Tensor:
+        """Return the denoiser's output with guidance applied, float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Transition:
+    x: Tensor
+    next_x: Tensor
+    prediction: Tensor
+    policy: Gaussian
+
+
+def noise_for(seed: int, shape: tuple[int, ...], steps: int) -> Float[Tensor, "steps_plus_1 *d"]:
+    """Return the initial noise of a seed, then one noise per step: standard normal, float32, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    # One draw each: torch fills a long draw differently from its parts, and x_T must not depend on the number of steps.
+    return torch.stack([torch.randn(shape, generator=generator) for _ in range(steps + 1)])
+
+
+@torch.no_grad()
+def rollout(
+    backbone: Predictor,
+    cond: Conditioning,
+    seeds: Sequence[int],
+    *,
+    kernel: ReverseKernel,
+    guidance: float,
+    batch_size: int | None = None,
+    keep_x0: bool = False,
+) -> Trajectory:
+    """Sample one trajectory per (prompt, seed) and keep all states with their log-probs.
+
+    Args:
+        backbone: the policy.
+        cond: n prompts.
+        seeds: n seeds, one per prompt.
+        kernel: the sampler, on the backbone's device.
+        guidance: classifier-free guidance; at most 1 means none.
+        batch_size: samples denoised at once; None is all of them.
+        keep_x0: also keep the clean latent implied at each step.
+    """
+    batches = _batches(cond, seeds, batch_size)
+    return Trajectory.cat([_collect(backbone, c, s, kernel, guidance, keep_x0) for c, s in batches])
+
+
+@torch.no_grad()
+def sample(
+    backbone: Predictor,
+    cond: Conditioning,
+    seeds: Sequence[int],
+    *,
+    kernel: ReverseKernel,
+    guidance: float,
+    batch_size: int | None = None,
+) -> Float[Tensor, "n c h w"]:
+    """Return only the clean latents of `rollout` with the same arguments; keeps one state at a time."""
+    batches = _batches(cond, seeds, batch_size)
+    return torch.cat([_last(_denoise(backbone, c, s, kernel, guidance)).next_x for c, s in batches])
+
+
+def policy(backbone: Predictor, steps: Steps, *, kernel: ReverseKernel, guidance: float) -> Gaussian:
+    """Return pi(. | x_t, c) at stored states under the backbone's current weights; differentiable."""
+    prediction = backbone.predict(steps.x, steps.time, steps.cond, guidance=guidance)
+    return kernel.step(prediction, steps.x, steps.index)
+
+
+def rescore(backbone: Predictor, steps: Steps, *, kernel: ReverseKernel, guidance: float) -> Float[Tensor, " k"]:
+    """Return the log-prob of the stored actions under the current policy; differentiable, 0 at deterministic steps."""
+    return policy(backbone, steps, kernel=kernel, guidance=guidance).log_prob(steps.next_x)
+
+
+def _denoise(
+    backbone: Predictor, cond: Conditioning, seeds: Sequence[int], kernel: ReverseKernel, guidance: float
+) -> Iterator[_Transition]:
+    # A kernel without any noise (eta 0) needs x_T only.
+    has_noise = bool(kernel.stochastic.any())
+    noise = torch.stack([noise_for(seed, backbone.latent_shape, len(kernel) * has_noise) for seed in seeds])
+    x = noise[:, 0].to(backbone.device)
+    for index in range(len(kernel)):
+        time = kernel.timesteps[index].to(backbone.device).expand(len(x))
+        prediction = backbone.predict(x, time, cond, guidance=guidance)
+        step = kernel.step(prediction, x, index)
+        next_x = step.sample(noise[:, index + 1].to(backbone.device)) if has_noise else step.mean
+        yield _Transition(x, next_x, prediction, step)
+        x = next_x
+
+
+def _collect(
+    backbone: Predictor, cond: Conditioning, seeds: Sequence[int], kernel: ReverseKernel, guidance: float, keep_x0: bool
+) -> Trajectory:
+    states, log_probs, clean = [], [], []
+    for index, step in enumerate(_denoise(backbone, cond, seeds, kernel, guidance)):
+        states += [step.x, step.next_x] if index == 0 else [step.next_x]
+        log_probs.append(step.policy.log_prob(step.next_x))
+        if keep_x0:
+            clean.append(kernel.x0(step.prediction, step.x, index))
+    return Trajectory(
+        x=torch.stack(states, 1),
+        log_prob=torch.stack(log_probs, 1),
+        time=kernel.timesteps.to(backbone.device),
+        stochastic=kernel.stochastic.to(backbone.device),
+        seeds=torch.tensor(list(seeds), device=backbone.device),
+        cond=cond,
+        guidance=guidance,
+        x0_hat=torch.stack(clean, 1) if keep_x0 else None,
+    )
+
+
+def _batches(
+    cond: Conditioning, seeds: Sequence[int], batch_size: int | None
+) -> Iterator[tuple[Conditioning, Sequence[int]]]:
+    if len(cond) != len(seeds) or not seeds:
+        raise ValueError(f"{len(cond)} prompts and {len(seeds)} seeds; give at least one prompt and one seed for each")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch size is {batch_size}; it must be at least 1")
+    size = batch_size or len(seeds)
+    for start in range(0, len(seeds), size):
+        yield cond[start : start + size], seeds[start : start + size]
+
+
+def _last(transitions: Iterator[_Transition]) -> _Transition:
+    for transition in transitions:
+        last = transition
+    return last

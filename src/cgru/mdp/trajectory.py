@@ -1,0 +1,191 @@
+"""Records of the denoising MDP: Conditioning (c), Trajectory (x_T..x_0) and Steps (chosen state-action pairs).
+
+Every per-step field of a trajectory is indexed by one call, `trajectory.steps(sample_ids, step_ids)`, so a plan of
+pairs can never pick the state of one step and the log-prob of another. Records are frozen: use `dataclasses.replace`.
+Latents are float32: states are stored exactly as they are scored again, so the ratio right after collection is 1.
+"""
+# ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Ids = Int[Tensor, " k"]
+Record = TypeVar("Record", "Conditioning", "Trajectory", "Steps")
+
+
+@dataclass(frozen=True, eq=False)
+class Conditioning:
+    """What prompts become: text embeddings, with the embedding of the empty prompt for classifier-free guidance."""
+
+    prompts: tuple[str, ...]
+    embeddings: Float[Tensor, "n l d"]
+    unconditional: Float[Tensor, "m l d"]
+    """One for all samples (m = 1) or one each (m = n)."""
+
+    def __post_init__(self) -> None:
+        """Check that prompts and embeddings belong together."""
+        n, m = len(self.embeddings), len(self.unconditional)
+        assert len(self.prompts) == n, f"{len(self.prompts)} prompts for {n} embeddings"
+        assert m in (1, n), f"{m} unconditional embeddings for {n} prompts"
+
+    def __len__(self) -> int:
+        """Return the number of prompts."""
+        return len(self.prompts)
+
+    def __getitem__(self, ids: slice | Ids) -> "Conditioning":
+        """Return the chosen prompts, in the order given; an id may come more than once."""
+        order = range(*ids.indices(len(self))) if isinstance(ids, slice) else ids.tolist()
+        # A single unconditional row is shared, so it stays as it is (also when there is only one prompt).
+        unconditional = self.unconditional if len(self.unconditional) == 1 else self.unconditional[ids]
+        return Conditioning(tuple(self.prompts[i] for i in order), self.embeddings[ids], unconditional)
+
+    def to(self, device: torch.device | str) -> "Conditioning":
+        """Return the same conditioning on `device`."""
+        return _moved(self, device)
+
+    @staticmethod
+    def cat(parts: Sequence["Conditioning"]) -> "Conditioning":
+        """Join conditionings in order."""
+        first = parts[0].unconditional
+        is_shared = all(len(p.unconditional) == 1 and torch.equal(p.unconditional, first) for p in parts)
+        unconditional = first if is_shared else torch.cat([p.unconditional.expand_as(p.embeddings) for p in parts])
+        prompts = tuple(prompt for part in parts for prompt in part.prompts)
+        return Conditioning(prompts, torch.cat([p.embeddings for p in parts]), unconditional)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """State-action pairs (x_t, x_{t-1}) chosen from a trajectory, in the order of the plan."""
+
+    x: Float[Tensor, "k c h w"]
+    next_x: Float[Tensor, "k c h w"]
+    log_prob: Float[Tensor, " k"]
+    """Under the policy that collected them; 0 for a deterministic step."""
+    sample: Int[Tensor, " k"]
+    index: Int[Tensor, " k"]
+    """Step index, 0 = the step from x_T; what `ReverseKernel.step` takes."""
+    time: Int[Tensor, " k"]
+    """What the denoiser receives."""
+    cond: Conditioning
+    x0_hat: Float[Tensor, "k c h w"] | None = None
+    reward: Float[Tensor, " k"] | None = None
+    value: Float[Tensor, " k"] | None = None
+    advantage: Float[Tensor, " k"] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.x)
+
+    def to(self, device: torch.device | str) -> "Steps":
+        """Return the same pairs on `device`."""
+        return _moved(self, device)
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """n denoising runs of t steps, with the log-probs of the policy that made them."""
+
+    x: Float[Tensor, "n t_plus_1 c h w"]
+    """x_T, ..., x_0: states are x[:, :-1], actions x[:, 1:]."""
+    log_prob: Float[Tensor, "n t"]
+    """Mean over latent dimensions; 0 at deterministic steps."""
+    time: Int[Tensor, " t"]
+    stochastic: Bool[Tensor, " t"]
+    seeds: Int[Tensor, " n"]
+    cond: Conditioning
+    guidance: float
+    x0_hat: Float[Tensor, "n t c h w"] | None = None
+    """The clean latent implied at each step: a critic that looks at x̂0 needs no second denoiser call."""
+    reward: Float[Tensor, " n"] | None = None
+    value: Float[Tensor, "n t"] | None = None
+    advantage: Float[Tensor, "n t"] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is one more state than there are steps, and one prompt for each run."""
+        n, t = self.log_prob.shape
+        assert self.x.shape[:2] == (n, t + 1), f"states {tuple(self.x.shape)} for log-probs {(n, t)}"
+        assert len(self.cond) == n, f"{len(self.cond)} prompts for {n} trajectories"
+
+    def __len__(self) -> int:
+        """Return the number of trajectories."""
+        return len(self.x)
+
+    @property
+    def horizon(self) -> int:
+        """The number of denoising steps t."""
+        return self.log_prob.shape[1]
+
+    @property
+    def final(self) -> Float[Tensor, "n c h w"]:
+        """The clean latents x_0."""
+        return self.x[:, -1]
+
+    def steps(self, sample_ids: Ids, step_ids: Ids) -> Steps:
+        """Return the pairs (sample_ids[k], step_ids[k]); every per-step field is taken at the same place."""
+        i, t = sample_ids.to(self.x.device), step_ids.to(self.x.device)
+        return Steps(
+            x=self.x[i, t],
+            next_x=self.x[i, t + 1],
+            log_prob=self.log_prob[i, t],
+            sample=i,
+            index=t,
+            time=self.time[t],
+            cond=self.cond[i],
+            x0_hat=_at(self.x0_hat, i, t),
+            reward=_at(self.reward, i),
+            value=_at(self.value, i, t),
+            advantage=_at(self.advantage, i, t),
+        )
+
+    def policy_pairs(self) -> tuple[Ids, Ids]:
+        """Return (sample_ids, step_ids) of all pairs that belong in a policy loss, sample by sample.
+
+        Deterministic steps are left out: they have no density, so no ratio.
+        """
+        steps = self.stochastic.nonzero().flatten().cpu()
+        samples = torch.arange(len(self))
+        return samples.repeat_interleave(len(steps)), steps.repeat(len(samples))
+
+    def to(self, device: torch.device | str) -> "Trajectory":
+        """Return the same trajectories on `device`."""
+        return _moved(self, device)
+
+    @staticmethod
+    def cat(parts: Sequence["Trajectory"]) -> "Trajectory":
+        """Join trajectories of the same sampler; an optional field must be set in all parts or in none."""
+        first = parts[0]
+        same = all(p.guidance == first.guidance and torch.equal(p.time, first.time) for p in parts)
+        same = same and all(torch.equal(p.stochastic, first.stochastic) for p in parts)
+        assert same, "trajectories of different samplers (guidance, times or noise) cannot be joined"
+        return replace(
+            first,
+            x=torch.cat([p.x for p in parts]),
+            log_prob=torch.cat([p.log_prob for p in parts]),
+            seeds=torch.cat([p.seeds for p in parts]),
+            cond=Conditioning.cat([p.cond for p in parts]),
+            x0_hat=_cat([p.x0_hat for p in parts]),
+            reward=_cat([p.reward for p in parts]),
+            value=_cat([p.value for p in parts]),
+            advantage=_cat([p.advantage for p in parts]),
+        )
+
+
+def _at(values: Tensor | None, *ids: Tensor) -> Tensor | None:
+    return None if values is None else values[ids]
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    assert len(present) in (0, len(parts)), f"a field is set in {len(present)} of {len(parts)} trajectories"
+    return torch.cat(present) if present else None
+
+
+def _moved(record: Record, device: torch.device | str) -> Record:
+    values = {f.name: record.__dict__[f.name] for f in fields(record)}
+    moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if isinstance(v, Tensor | Conditioning)}
+    return replace(record, **moved)

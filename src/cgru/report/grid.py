@@ -1,0 +1,133 @@
+"""Picture grids with captions, drawn with pillow alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+CELL_LIMIT = 128
+"""Pixels: larger pictures are shrunk, or a 20 × 8 grid of 512-pixel pictures would be 40 million pixels."""
+CAPTION_WIDTH = 96
+"""Pixels: no captioned picture is narrower."""
+GAP = 4
+FONT = 12
+INK, PAPER, FAINT, WRONG = (30, 30, 30), (255, 255, 255), (225, 225, 225), (205, 40, 40)
+
+
+def labelled_grid(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    pictures: Mapping[tuple[str, str], Image.Image],
+    wrong: frozenset[tuple[str, str]] = frozenset(),
+    note: str = "",
+) -> Image.Image:
+    """Rows × columns with their names at the edges; cells in `wrong` get a red frame; `note` is the bottom line."""
+    font = _font()
+    side = _cell_side(list(pictures.values()))
+    left = max(_width(font, name) for name in rows) + 3 * GAP
+    top, step = FONT * 2 + GAP, side + GAP
+    # Names wider than a cell go to two lines by turns, so that neighbours do not overlap.
+    lines = 2 if max(_width(font, name) for name in columns) > side else 1
+    top += (lines - 1) * (FONT + GAP)
+    canvas = Image.new("RGB", (left + step * len(columns) + GAP, top + step * len(rows) + FONT * 2 + GAP), PAPER)
+    pen = ImageDraw.Draw(canvas)
+    for j, name in enumerate(columns):
+        middle = left + j * step + side // 2
+        pen.text((middle, GAP + (j % lines) * (FONT + GAP)), name, INK, font=font, anchor="ma")
+    for i, row in enumerate(rows):
+        pen.text((left - 2 * GAP, top + i * step + side // 2), row, INK, font=font, anchor="rm")
+        for j, column in enumerate(columns):
+            corner = (left + j * step, top + i * step)
+            _paste(canvas, pen, pictures.get((row, column)), corner, side, framed=(row, column) in wrong)
+    pen.text((GAP, canvas.height - GAP), note, INK, font=font, anchor="lb")
+    return canvas
+
+
+def captioned_grid(pictures: Sequence[Image.Image], captions: Sequence[str], columns: int) -> Image.Image:
+    """Pictures in reading order, each with its caption (cut to its width in two lines) below."""
+    font = _font()
+    side = _cell_side(list(pictures))
+    side *= -(-CAPTION_WIDTH // side)  # a whole multiple, so that small pictures stay crisp
+    height = side + 2 * (FONT + GAP) + GAP
+    rows = -(-len(pictures) // columns)
+    canvas = Image.new("RGB", (columns * (side + GAP) + GAP, rows * height + GAP), PAPER)
+    pen = ImageDraw.Draw(canvas)
+    for k, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        corner = (GAP + (k % columns) * (side + GAP), GAP + (k // columns) * height)
+        _paste(canvas, pen, picture, corner, side)
+        for line, text in enumerate(_wrapped(caption, font, side, 2)):
+            below = (corner[0] + side // 2, corner[1] + side + GAP + line * (FONT + 2))
+            pen.text(below, text, INK, font=font, anchor="ma")
+    return canvas
+
+
+def _paste(
+    canvas: Image.Image,
+    pen: ImageDraw.ImageDraw,
+    picture: Image.Image | None,
+    corner: tuple[int, int],
+    side: int,
+    *,
+    framed: bool = False,
+) -> None:
+    box = (*corner, corner[0] + side - 1, corner[1] + side - 1)
+    if picture is None:
+        pen.rectangle(box, outline=FAINT)
+        return
+    # Small pictures are enlarged pixel for pixel, so that the grid shows what the model drew.
+    resample = Image.Resampling.NEAREST if picture.width < side else Image.Resampling.LANCZOS
+    canvas.paste(picture.convert("RGB").resize((side, side), resample), corner)
+    if framed:
+        pen.rectangle(box, outline=WRONG, width=2)
+
+
+def _cell_side(pictures: Sequence[Image.Image]) -> int:
+    return min(max((picture.width for picture in pictures), default=64), CELL_LIMIT)
+
+
+def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int, lines: int) -> list[str]:
+    done: list[str] = []
+    words = text.split()
+    while words and len(done) < lines:
+        line = words.pop(0)
+        while words and _width(font, f"{line} {words[0]}") <= width:
+            line = f"{line} {words.pop(0)}"
+        done.append(line)
+    if words:
+        while _width(font, f"{done[-1]} …") > width:
+            done[-1] = done[-1][:-1]
+        done[-1] += " …"
+    return done
+
+
+def _width(font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str) -> int:
+    return round(font.getlength(text))
+
+
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size=FONT)
+
+
+def canvas_grid(folder: Path) -> Image.Image:
+    """The classes × styles grid of an evaluation folder: the first picture of each prompt, framed where misjudged."""
+    jobs = [job for job in _lines(folder / "jobs.jsonl") if job["labels"]["index"] == 0]
+    judged = {row["id"]: row["judged"]["object"] for row in _lines(folder / "predictions.jsonl")}
+    cells = {job["id"]: (job["labels"]["class"], job["labels"]["style"]) for job in jobs}
+    pictures = {cell: _picture(folder / "samples" / f"{name}.png") for name, cell in cells.items()}
+    wrong = frozenset(cell for name, cell in cells.items() if judged[name] != cell[0])
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells.values(), strict=True))
+    note = f"first picture of each prompt; red frame: the judge sees another object ({len(wrong)} of {len(cells)})"
+    return labelled_grid(rows, columns, pictures, wrong, note)
+
+
+def _picture(path: Path) -> Image.Image:
+    with Image.open(path) as file:
+        return file.convert("RGB")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

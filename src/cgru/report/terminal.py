@@ -1,0 +1,60 @@
+"""What people see in the terminal: tables from the records that --json prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+MEANING = {
+    "object_accuracy": "the judge sees the prompted object",
+    "style_accuracy": "the judge sees the prompted style",
+    "frechet_judge": "distance to real composites, in judge features",
+    "nothing_share": "nothing recognisable",
+    "ua": "target no longer recognised",
+    "ira": "other labels of its kind still recognised",
+    "cra": "labels of the other kind still recognised",
+    "cra_strict": "as cra, without the target's pictures",
+    "ua_soft": "1 - probability of the target",
+    "ira_soft": "probability of the right label, target left out",
+    "target_nothing_share": "target's pictures with nothing recognisable",
+}
+
+
+def scores_table(scores: Mapping[str, Any], *, is_wide: bool) -> Table:
+    """Measurements with interval, n and direction (↑ higher is better), beside the base model's where there is one."""
+    base = scores["base"]["measurements"] if scores["base"] else None
+    table = Table(title=f"{scores['protocol']['model']['name']} on {scores['benchmark']}@{scores['version']}")
+    table.add_column("measurement", no_wrap=True)
+    for heading in ("value", "95 % interval", "n", *(["base"] if base else [])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if is_wide:
+        table.add_column("what it is")
+    for name, found in scores["measurements"].items():
+        arrow = "↑" if found["better"] == "higher" else "↓"
+        beside = [_shown(base[name], "value")] if base else []
+        meaning = [MEANING.get(name, "")] if is_wide else []
+        table.add_row(f"{name} {arrow}", _shown(found, "value"), _interval(found), str(found["n"]), *beside, *meaning)
+    return table
+
+
+def doctor_table(health: Mapping[str, Any]) -> Table:
+    """One row per finding of `cgru doctor`."""
+    table = Table("what", "found", title="cgru doctor")
+    for section, found in health.items():
+        rows = found.items() if isinstance(found, Mapping) else [("", found)]
+        for name, value in rows:
+            table.add_row(f"{section} {name}".strip(), str(value))
+    return table
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    return "—" if found["low"] is None else f"{_shown(found, 'low')} – {_shown(found, 'high')}"
+
+
+def _shown(found: Mapping[str, Any], key: str) -> str:
+    """Percent for people; files keep proportions 0..1."""
+    if found["unit"] == "proportion":
+        return f"{100 * found[key]:.1f} %"
+    return f"{found[key]:.3g}"

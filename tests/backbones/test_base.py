@@ -1,0 +1,50 @@
+"""Guidance, and the choice of device and dtype."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from cgru.backbones.base import guided, parse_dtype, pick_device
+from cgru.mdp.trajectory import Conditioning
+
+COND = Conditioning(("a", "b"), torch.tensor([1.0, 2.0]).view(2, 1, 1), torch.zeros(1, 1, 1))
+
+
+def echo(x: Tensor, time: Tensor, embeddings: Tensor) -> Tensor:
+    """A denoiser that shows what it was given: x + time + embedding, in half precision."""
+    return (x + (time.view(-1, 1, 1, 1) + embeddings.view(-1, 1, 1, 1))).bfloat16()
+
+
+def test_guidance_by_hand() -> None:
+    # x = 0, time 10 and 20; unconditional 10, 20; conditional 11, 22; guidance 3: 10 + 3 · 1, 20 + 3 · 2
+    out = guided(echo, torch.zeros(2, 1, 1, 1), torch.tensor([10, 20]), COND, guidance=3.0)
+    assert out.flatten().tolist() == [13, 26] and out.dtype == torch.float32
+
+
+@pytest.mark.parametrize("guidance", [0.0, 1.0])
+def test_guidance_of_at_most_one_is_the_conditional_pass_alone(guidance: float) -> None:
+    batches = []
+
+    def counting(x: Tensor, time: Tensor, embeddings: Tensor) -> Tensor:
+        batches.append(len(x))
+        return echo(x, time, embeddings)
+
+    out = guided(counting, torch.zeros(2, 1, 1, 1), torch.tensor([10, 20]), COND, guidance=guidance)
+    assert out.flatten().tolist() == [11, 22] and batches == [2]
+
+
+def test_parse_dtype() -> None:
+    assert [parse_dtype(name) for name in ("fp32", "bf16", "fp16")] == [torch.float32, torch.bfloat16, torch.float16]
+    assert parse_dtype(torch.bfloat16) == torch.bfloat16
+    for wrong in ("bf61", torch.int8):
+        with pytest.raises(ValueError, match="unknown dtype .*; allowed: fp32, bf16, fp16"):
+            parse_dtype(wrong)
+
+
+def test_pick_device() -> None:
+    assert pick_device("cpu") == pick_device(torch.device("cpu")) == torch.device("cpu")
+    assert pick_device("auto").type in ("cpu", "cuda")
+    with pytest.raises(ValueError, match="'cuda:99' does not exist on this machine; available: auto, cpu"):
+        pick_device("cuda:99")
+    with pytest.raises(ValueError, match="unknown device 'cpuu'; allowed: auto, cpu.* Did you mean 'cpu'"):
+        pick_device("cpuu")

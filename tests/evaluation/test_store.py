@@ -1,0 +1,62 @@
+"""Files that are whole or absent, and predictions that survive a kill."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cgru.evaluation.store import PredictionFile, check_writable, pack, unpack, write_atomic
+
+
+def row(name: str, key: str = "k") -> dict[str, str]:
+    return {"id": name, "key": key}
+
+
+def test_features_survive_to_the_bit() -> None:
+    features = np.random.default_rng(0).normal(size=7).astype(np.float32)
+    np.testing.assert_array_equal(unpack(pack(features)), features)
+
+
+def test_atomic_write_leaves_no_temporary_file(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "a.json", "one")
+    write_atomic(tmp_path / "a.json", "two")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "two"
+
+
+def test_rows_of_another_key_are_passed_over(tmp_path: Path) -> None:
+    PredictionFile(tmp_path, "old").append([row("a", "old")])
+    file = PredictionFile(tmp_path, "k")
+    file.append([row("b")])
+    assert set(file.read()) == {"b"}
+
+
+def test_a_line_cut_off_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
+    file = PredictionFile(tmp_path, "k")
+    file.append([row("a")])
+    with file.partial.open("a") as half:
+        half.write('{"id": "b", "ke')
+    assert set(file.read()) == {"a"}
+    file.append([row("c")])
+    assert set(file.read()) == {"a", "c"}
+
+
+def test_finish_replaces_the_partial_file(tmp_path: Path) -> None:
+    file = PredictionFile(tmp_path, "k")
+    file.append([row("a")])
+    file.finish([row("a")])
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.jsonl"]
+    assert set(file.read()) == {"a"}
+
+
+def test_checking_a_folder_makes_nothing(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["file/below", "/proc/cgru-cannot-write-here"])
+def test_unwritable_folders_are_refused(folder: str, tmp_path: Path) -> None:
+    # Tests may run as root, whom no permission bit stops: a file in the way and a virtual file system do.
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PermissionError, match="Choose another --out"):
+        check_writable(tmp_path / folder)
