@@ -22,6 +22,7 @@ def cgru(*words: str, site: Path | None = None, cwd: Path) -> subprocess.Complet
 def test_the_judges_recognise_what_emoji_canvas_draws(tmp_path: Path) -> None:
     done = cgru("evaluate", "emoji-canvas", "--images", "1", "--out", "eval", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # quiet when piped: no progress bars, not even the libraries' own
     found = json.loads(done.stdout)["measurements"]
     assert found["object_accuracy"]["value"] >= 0.96
     assert found["style_accuracy"]["value"] >= 0.85

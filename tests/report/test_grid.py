@@ -1,8 +1,11 @@
 """Grids: every picture is where its row and column say."""
 
+import json
+from pathlib import Path
+
 from PIL import Image
 
-from cgru.report.grid import CAPTION_WIDTH, GAP, captioned_grid, labelled_grid
+from cgru.report.grid import CAPTION_WIDTH, GAP, canvas_grid, captioned_grid, labelled_grid
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -38,3 +41,21 @@ def test_small_pictures_are_enlarged_by_a_whole_factor() -> None:
     side = 128  # the first multiple of 64 above the caption's width
     assert side >= CAPTION_WIDTH
     assert sum(count for count, colour in grid.getcolors(10_000) if colour == RED) == side * side
+
+
+def test_the_grid_of_an_evaluation_has_a_row_per_style_and_frames_what_was_misjudged(tmp_path: Path) -> None:
+    cells = [("Cats", "flat", "Cats"), ("Cats", "ink", "Dogs"), ("Dogs", "flat", "Dogs"), ("Dogs", "ink", "Dogs")]
+    (tmp_path / "samples").mkdir()
+    jobs, answers = [], []
+    for i, (label, style, judged) in enumerate(cells):
+        jobs.append({"id": f"j{i}", "labels": {"class": label, "style": style, "index": 0}})
+        answers.append({"id": f"j{i}", "judged": {"object": judged}})
+        plain(BLUE if (label, style) == ("Cats", "ink") else RED, 16).save(tmp_path / "samples" / f"j{i}.png")
+    (tmp_path / "jobs.jsonl").write_text("\n".join(json.dumps(job) for job in jobs))
+    (tmp_path / "predictions.jsonl").write_text("\n".join(json.dumps(answer) for answer in answers))
+    grid = canvas_grid(tmp_path)
+    counts = {colour: count for count, colour in grid.getcolors(100_000)}
+    assert counts[RED] == 3 * 256 and counts[BLUE] == 144  # one frame, around the one misjudged picture
+    blue = [y for y in range(grid.height) for x in range(grid.width) if grid.getpixel((x, y)) == BLUE]
+    red = [y for y in range(grid.height) for x in range(grid.width) if grid.getpixel((x, y)) == RED]
+    assert min(red) < min(blue)  # "ink" is the second row

@@ -8,21 +8,20 @@ times as much, and these VAEs are sound in half precision. Results come back as 
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, DiffusionPipeline, UNet2DConditionModel
-from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer
-from transformers.utils import logging as transformers_logging
 
 from cgru.backbones.base import guided, parse_dtype, pick_device
+from cgru.backbones.quiet import no_progress_bars
 from cgru.catalog import nearest
 from cgru.mdp.kernel import DDIMKernel, ddim_kernel
 from cgru.mdp.trajectory import Conditioning
@@ -44,7 +43,6 @@ COMPONENTS = {
 }
 WITH_WEIGHTS = ("unet", "vae", "text_encoder")
 TEXT_BATCH = 64
-LIBRARY_LOGGING = (transformers_logging, diffusers_logging)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +153,7 @@ def load_stable_diffusion(
     """
     place, precision = pick_device(device), parse_dtype(dtype)
     origin = resolve_source(source)
-    with _no_progress_bar() if isinstance(origin, Path) else nullcontext():
+    with no_progress_bars() if isinstance(origin, Path) else nullcontext():
         parts = _read(origin, precision, revision)
     _check_sizes(str(source), parts)
     for network in (parts["denoiser"], parts["vae"], parts["text_encoder"]):
@@ -268,20 +266,6 @@ def ddim_scheduler(config: Mapping[str, Any]) -> DDIMScheduler:
     if config.get("steps_offset", 1) != 1 and config.get("timestep_spacing", "leading") == "leading":
         logger.warning("scheduler steps_offset %s read as 1, as diffusers does", config["steps_offset"])
     return DDIMScheduler.from_config({**config, "clip_sample": False, "steps_offset": 1})
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    # Both libraries draw bars even for a folder that loads in milliseconds; downloads from the hub keep theirs.
-    was_enabled = [library.is_progress_bar_enabled() for library in LIBRARY_LOGGING]
-    for library in LIBRARY_LOGGING:
-        library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for library, enabled in zip(LIBRARY_LOGGING, was_enabled, strict=True):
-            if enabled:
-                library.enable_progress_bar()
 
 
 def _in_batches(apply: Callable[[Tensor], Tensor], x: Tensor, batch_size: int | None) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForImageClassification
 
+from cgru.backbones.quiet import no_progress_bars
 from cgru.catalog import unknown
 from cgru.evaluation.assets import ROOT, judge_folder, sha256_of
 
@@ -56,7 +57,8 @@ class Judge:
 def load_judge(name: str | Path, *, root: Path = ROOT, device: str | torch.device = "cpu") -> Judge:
     """Load a judge by name ("object", "style", "hazard") or from a folder of the same layout."""
     folder = _folder(name, root)
-    network = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32).eval().to(device)
+    with no_progress_bars():
+        network = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     prepare = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
     lineage = json.loads((folder / "lineage.json").read_text(encoding="utf-8"))
     id2label = network.config.id2label

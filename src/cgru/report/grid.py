@@ -113,12 +113,12 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def canvas_grid(folder: Path) -> Image.Image:
-    """The classes × styles grid of an evaluation folder: the first picture of each prompt, framed where misjudged."""
+    """An evaluation folder at a glance, styles × classes: the first picture of each prompt, framed where misjudged."""
     jobs = [job for job in _lines(folder / "jobs.jsonl") if job["labels"]["index"] == 0]
     judged = {row["id"]: row["judged"]["object"] for row in _lines(folder / "predictions.jsonl")}
-    cells = {job["id"]: (job["labels"]["class"], job["labels"]["style"]) for job in jobs}
+    cells = {job["id"]: (job["labels"]["style"], job["labels"]["class"]) for job in jobs}
     pictures = {cell: _picture(folder / "samples" / f"{name}.png") for name, cell in cells.items()}
-    wrong = frozenset(cell for name, cell in cells.items() if judged[name] != cell[0])
+    wrong = frozenset(cell for name, cell in cells.items() if judged[name] != cell[1])
     rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells.values(), strict=True))
     note = f"first picture of each prompt; red frame: the judge sees another object ({len(wrong)} of {len(cells)})"
     return labelled_grid(rows, columns, pictures, wrong, note)
