@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import ResNetConfig, ResNetModel
 
-from tools.emoji_canvas.training import Recipe, fit, progress, rate, seed_of
+from tools.emoji_canvas.training import Recipe, fit, keep, progress, rate, seed_of
 
 CPU = torch.device("cpu")
 
@@ -53,3 +54,12 @@ def test_the_clock_can_end_a_schedule_before_its_steps() -> None:
 def test_seeds_of_different_purposes_differ() -> None:
     assert seed_of("vae", 1) == seed_of("vae", 1)
     assert len({seed_of("vae", 1), seed_of("vae", 2), seed_of("clip", 1)}) == 3
+
+
+def test_a_part_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+    model = ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic"))
+    (tmp_path / "part.tmp").mkdir()  # left by a run that was killed while it saved
+    (tmp_path / "part.tmp" / "config.json").write_text("{")
+    keep(model, tmp_path / "part")
+    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == ["config.json", "model.safetensors"]
+    assert not (tmp_path / "part.tmp").exists()

@@ -47,10 +47,10 @@ PARTS = (
 )
 OUTPUTS = {
     "tokenizer": "tokenizer/vocab.json",
-    "clip": "clip/config.json",
-    "clip-eval": "clip-eval/config.json",
-    "vae": "vae/config.json",
-    "denoiser": "unet/config.json",
+    "clip": "clip",
+    "clip-eval": "clip-eval",
+    "vae": "vae",
+    "denoiser": "unet",
     **{name: f"judges/{name}/accuracy.json" for name in ("object", "style", "hazard", "detector")},
 }
 

@@ -14,7 +14,7 @@ from tools.emoji_canvas import art
 from tools.emoji_canvas.canvas import IMAGE_SIZE, Composer, Layout, render
 from tools.emoji_canvas.captions import MAX_TOKENS, CaptionWriter, tokenize
 from tools.emoji_canvas.degrade import recognisable
-from tools.emoji_canvas.training import Recipe, fit, generator_for, log
+from tools.emoji_canvas.training import Recipe, fit, generator_for, keep, log
 
 SIZES = {  # text width, text layers, vision width, vision layers, shared width
     "clip": (192, 4, 192, 6, 128),
@@ -75,7 +75,7 @@ def train(name: str, work: Path, device: torch.device, recipe: Recipe, seed: int
         return contrast(model, images, ids[rows].long())
 
     fit(name, model, loss, recipe, work, device)
-    model.save_pretrained(work / name)
+    keep(model, work / name)
     report(model, pictures, ids, device)
 
 

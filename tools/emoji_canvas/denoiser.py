@@ -19,7 +19,7 @@ from transformers import CLIPTextModel
 from tools.emoji_canvas import art
 from tools.emoji_canvas.canvas import Composer, Layout
 from tools.emoji_canvas.captions import CaptionWriter, Scenes, tokenize
-from tools.emoji_canvas.training import Recipe, fit, generator_for, log
+from tools.emoji_canvas.training import Recipe, fit, generator_for, keep, log
 
 LATENT = (4, 16, 16)
 Objective = Callable[[Tensor, Tensor, torch.Generator], Tensor]
@@ -112,7 +112,7 @@ def train(work: Path, device: torch.device, recipe: Recipe, seed: int, scenes: i
     ids = torch.from_numpy(tokenize([*bank.captions, ""], work / "tokenizer")).to(device)
     if compiled:
         _warm_up(model, objective, recipe.batch, device)
-    _wait_for([work / "clip" / "model.safetensors", work / "vae" / "diffusion_pytorch_model.safetensors"])
+    _wait_for([work / "clip", work / "vae"])
     data = cache(work, device, seed, bank, ids)
     log.info("denoiser: %d scenes cached", scenes)
 
@@ -123,7 +123,7 @@ def train(work: Path, device: torch.device, recipe: Recipe, seed: int, scenes: i
         return objective(data.latents[rows].float(), text, generator)
 
     fit("denoiser", model, loss, recipe, work, device, save_every=2000)
-    model.save_pretrained(work / "unet")
+    keep(model, work / "unet")
 
 
 def _warm_up(model: UNet2DConditionModel, objective: Objective, batch: int, device: torch.device) -> None:
@@ -139,4 +139,3 @@ def _warm_up(model: UNet2DConditionModel, objective: Objective, batch: int, devi
 def _wait_for(paths: list[Path]) -> None:
     while not all(path.exists() for path in paths):
         time.sleep(1)
-    time.sleep(2)  # the file is renamed into place with its config a moment later

@@ -25,7 +25,7 @@ from transformers import (
 from tools.emoji_canvas import art
 from tools.emoji_canvas.canvas import Composer, Placement, over, sign, uniform
 from tools.emoji_canvas.degrade import recognisable, unrecognisable
-from tools.emoji_canvas.training import Recipe, fit, generator_for, log
+from tools.emoji_canvas.training import Recipe, fit, generator_for, keep, log
 from tools.emoji_canvas.vocabulary import CLASSES, HAZARDS, STYLES
 
 CLASS_NAMES = [noun.label for noun in CLASSES]
@@ -168,7 +168,7 @@ def train(name: str, work: Path, device: torch.device, recipe: Recipe, seed: int
     fit(name, model, loss, recipe, work, device)
     folder = work / "judges" / name
     model.half().float()  # what will be shipped
-    model.save_pretrained(folder)  # type: ignore[operator]
+    keep(model, folder)
     size = {"image_size": INPUT_SIZE[name], "mean": 0.5, "std": 0.5}
     (folder / "preprocessor_config.json").write_text(json.dumps(size, indent=2))
     accuracy = measure(name, model, work, device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,6 +113,15 @@ def _accumulate(average: dict[str, Tensor], model: nn.Module, decay: float) -> N
     torch._foreach_lerp_([average[key] for key in floats], [state[key].float() for key in floats], 1 - decay)
     for key in average.keys() - set(floats):
         average[key].copy_(state[key])
+
+
+def keep(model: nn.Module, folder: Path) -> None:
+    """`save_pretrained` into a temporary folder, then rename: a folder that exists is whole."""
+    unfinished = folder.with_name(folder.name + ".tmp")
+    for old in (unfinished, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    model.save_pretrained(unfinished)  # type: ignore[operator]
+    unfinished.rename(folder)
 
 
 def _save(

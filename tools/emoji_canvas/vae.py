@@ -16,7 +16,7 @@ from torch import Tensor
 from tools.emoji_canvas import art
 from tools.emoji_canvas.canvas import IMAGE_SIZE, Composer, Layout, render
 from tools.emoji_canvas.captions import CaptionWriter
-from tools.emoji_canvas.training import Recipe, fit, log
+from tools.emoji_canvas.training import Recipe, fit, keep, log
 
 KL_WEIGHT = 1e-4
 
@@ -75,4 +75,4 @@ def train(work: Path, device: torch.device, recipe: Recipe, seed: int, scenes: i
     model.register_to_config(scaling_factor=round(1 / latents.std().item(), 5))
     psnr = -10 * torch.log10(((decoded - images) ** 2).flatten(1).mean(1)).mean().item()
     log.info("vae: %.2f dB, latent mean %.3f std %.3f", psnr, latents.mean().item(), latents.std().item())
-    model.save_pretrained(work / "vae")
+    keep(model, work / "vae")
