@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cgru.backbones.base import Backbone
+from cgru.backbones.base import Backbone, one_line
 from cgru.backbones.lora import LORA_FILE, lora_applied, read_lora
 
 
@@ -68,6 +68,10 @@ def find_edit(name: str) -> Path | None:
             raise FileNotFoundError(f"no LoRA file {name!r}; give the path of an existing {LORA_FILE}.")
         return path
     found = [file for file in (path / "edit" / LORA_FILE, path / LORA_FILE) if file.is_file()]
+    if not found and (path / "config.yaml").is_file() and not (path / "model_index.json").is_file():
+        raise FileNotFoundError(
+            f"the run {name!r} has no edit yet: edit/{LORA_FILE} is not there; finish the run, or give a finished one."
+        )
     return found[0] if found else None
 
 
@@ -82,7 +86,12 @@ def base_model(name: str, *, default: str) -> str:
         return default
     import yaml
 
-    config = yaml.safe_load((Path(name) / "config.yaml").read_text(encoding="utf-8"))
+    try:
+        config = yaml.safe_load((Path(name) / "config.yaml").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"cannot read {name}/config.yaml as YAML ({one_line(error)}); correct it, or give the base with --model."
+        ) from error
     if not isinstance(config, dict) or not isinstance(config.get("model"), str):
         raise ValueError(f"{name}/config.yaml names no 'model'; give the run's base with --model.")
     return str(config["model"])

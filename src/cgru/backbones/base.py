@@ -4,6 +4,7 @@
 images are float32, [0, 1], n×3×h×w. Device and dtype are chosen here and nowhere else.
 """
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -97,6 +98,11 @@ def pick_device(device: str | torch.device) -> torch.device:
             "Use auto to let cgru choose."
         )
     return picked
+
+
+def one_line(error: Exception) -> str:
+    """A library's message, fit for the middle of ours: one line, 200 characters at most."""
+    return textwrap.shorten(str(error), 200, placeholder=" ...") or type(error).__name__
 
 
 def _devices() -> list[str]:

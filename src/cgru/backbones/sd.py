@@ -8,19 +8,18 @@ times as much, and these VAEs are sound in half precision. Results come back as 
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, DiffusionPipeline, UNet2DConditionModel
-from safetensors import SafetensorError
+from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from cgru.backbones.base import guided, parse_dtype, pick_device
+from cgru.backbones.parts import ALLOWED, EMOJI_CANVAS, check_folder, read_parts
 from cgru.backbones.quiet import no_progress_bars
 from cgru.catalog import nearest
 from cgru.mdp.kernel import DDIMKernel, ddim_kernel
@@ -28,20 +27,9 @@ from cgru.mdp.trajectory import Conditioning
 
 logger = logging.getLogger(__name__)
 
-EMOJI_CANVAS = "emoji-canvas"
 ASSETS = Path(__file__).parents[1] / "assets"
-ALLOWED = f"'{EMOJI_CANVAS}', a diffusers folder, or a hub id 'owner/name'"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
-# Component -> (its classes, a file that must be in its folder). Old folders name the fast tokenizer, now the only one.
-COMPONENTS = {
-    "unet": ({"UNet2DConditionModel"}, "config.json"),
-    "vae": ({"AutoencoderKL"}, "config.json"),
-    "text_encoder": ({"CLIPTextModel"}, "config.json"),
-    "tokenizer": ({"CLIPTokenizer", "CLIPTokenizerFast"}, "tokenizer_config.json"),
-    "scheduler": (None, "scheduler_config.json"),
-}
-WITH_WEIGHTS = ("unet", "vae", "text_encoder")
 TEXT_BATCH = 64
 
 
@@ -71,6 +59,11 @@ class StableDiffusion:
         scale = 2 ** (len(self.vae.config.block_out_channels) - 1)
         return (self.latent_shape[1] * scale, self.latent_shape[2] * scale)
 
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens of a prompt it reads, start and end included."""
+        return min(self.tokenizer.model_max_length, self.text_encoder.config.max_position_embeddings)
+
     @torch.no_grad()
     def encode_text(self, prompts: Sequence[str]) -> Conditioning:
         """Embed prompts; a prompt over the model's token limit is cut, with one warning that counts them."""
@@ -78,6 +71,7 @@ class StableDiffusion:
             raise ValueError(f"prompts are {prompts!r}; give a list with at least one prompt")
         # Each text once: training prompts repeat, and equal prompts then get equal bits.
         texts = list(dict.fromkeys(["", *prompts]))
+        self._warn_of_cut(prompts, texts)
         tokens = self._tokenize(texts)
         table = torch.cat([self.text_encoder(part)[0] for part in tokens.split(TEXT_BATCH)])
         places = {text: i for i, text in enumerate(texts)}
@@ -89,18 +83,21 @@ class StableDiffusion:
 
     def kernel(self, steps: int, *, eta: float) -> DDIMKernel:
         """Return DDIM over this model's schedule on its device."""
-        limit = self.scheduler.config.num_train_timesteps
-        if not 1 <= steps <= limit:
-            raise ValueError(f"{steps} denoising steps; {self.name} allows 1 to {limit}")
-        schedule = DDIMScheduler.from_config(self.scheduler.config)
-        schedule.set_timesteps(steps)
+        if not 1 <= steps <= self.max_steps:
+            raise ValueError(f"{steps} denoising steps; {self.name} allows 1 to {self.max_steps}")
         return ddim_kernel(
-            schedule.alphas_cumprod,
-            schedule.timesteps[:steps],  # "trailing" gives one too many, time -1, for some counts (61, 103, ...)
-            final_alpha=float(schedule.final_alpha_cumprod),
+            self.scheduler.alphas_cumprod,
+            self._timesteps(steps),
+            final_alpha=float(self.scheduler.final_alpha_cumprod),
             eta=eta,
-            prediction_type=schedule.config.prediction_type,
+            prediction_type=self.scheduler.config.prediction_type,
         ).to(self.device)
+
+    @property
+    def max_steps(self) -> int:
+        """The most denoising steps whose times the model was trained on: 999 of 1000 where they start at time 1."""
+        times = self.scheduler.config.num_train_timesteps
+        return next((steps for steps in range(times, 0, -1) if int(self._timesteps(steps).max()) < times), 0)
 
     def decode(self, x: Tensor, *, batch_size: int | None = None) -> Tensor:
         """Turn latents into images; differentiable."""
@@ -110,13 +107,23 @@ class StableDiffusion:
         """Turn images into latents: the mean of the posterior, no noise."""
         return _in_batches(self._encode, images, batch_size)
 
-    def _tokenize(self, texts: Sequence[str]) -> Tensor:
-        limit = min(self.tokenizer.model_max_length, self.text_encoder.config.max_position_embeddings)
+    def _timesteps(self, steps: int) -> Tensor:
+        schedule = DDIMScheduler.from_config(self.scheduler.config)
+        schedule.set_timesteps(steps)
+        times: Tensor = schedule.timesteps[:steps]  # "trailing" lists one too many, time -1, for some counts (61, 103)
+        return times
+
+    def _warn_of_cut(self, prompts: Sequence[str], texts: Sequence[str]) -> None:
         lengths = [len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
-        if too_long := sum(length > limit for length in lengths):
-            logger.warning("%d of %d prompts are longer than %d tokens and were cut", too_long, len(texts) - 1, limit)
+        too_long = {text for text, length in zip(texts, lengths, strict=True) if length > self.max_tokens}
+        if cut := sum(prompt in too_long for prompt in prompts):
+            logger.warning(
+                "%d of %d prompts are longer than %d tokens and were cut", cut, len(prompts), self.max_tokens
+            )
+
+    def _tokenize(self, texts: Sequence[str]) -> Tensor:
         padded = self.tokenizer(
-            list(texts), padding="max_length", max_length=limit, truncation=True, return_tensors="pt"
+            list(texts), padding="max_length", max_length=self.max_tokens, truncation=True, return_tensors="pt"
         )
         tokens: Tensor = padded["input_ids"].to(self.device)
         return tokens
@@ -154,8 +161,7 @@ def load_stable_diffusion(
     place, precision = pick_device(device), parse_dtype(dtype)
     origin = resolve_source(source)
     with no_progress_bars() if isinstance(origin, Path) else nullcontext():
-        parts = _read(origin, precision, revision)
-    _check_sizes(str(source), parts)
+        parts = read_parts(origin, precision, revision)
     for network in (parts["denoiser"], parts["vae"], parts["text_encoder"]):
         network.requires_grad_(False).eval().to(place)
     return StableDiffusion(name=str(source), device=place, dtype=precision, **parts)
@@ -163,15 +169,19 @@ def load_stable_diffusion(
 
 def resolve_source(source: str | Path) -> Path | str:
     """Return the folder that `source` stands for, checked for completeness, or the hub id as it is."""
-    folder = ASSETS / EMOJI_CANVAS if str(source) == EMOJI_CANVAS else Path(source).expanduser()
+    folder = ASSETS / EMOJI_CANVAS if str(source) == EMOJI_CANVAS else Path(source)
     if folder.is_dir():
-        _check_folder(folder)
+        check_folder(folder)
         return folder
     if str(source) == EMOJI_CANVAS:
         raise FileNotFoundError(
             f"the embedded model is not at {folder}; reinstall cgru or build it: tools/emoji_canvas"
         )
     if isinstance(source, str) and HUB_ID.fullmatch(source):
+        # `models/sd15` beside a folder `models` is a mistyped path, not worth the hub's 30 s of retries
+        if folder.parent.is_dir():
+            hub = f"For a hub id, run where there is no folder {str(folder.parent)!r}."
+            raise FileNotFoundError(f"no folder {source!r}; allowed: {ALLOWED}.{_guess(folder)} {hub}")
         return source
     raise FileNotFoundError(f"no model {str(source)!r}; allowed: {ALLOWED}.{_guess(folder)}")
 
@@ -181,91 +191,6 @@ def _guess(folder: Path) -> str:
     siblings = [str(p) for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
     close = nearest(str(folder), [EMOJI_CANVAS, *siblings])
     return f" Did you mean {close!r}?" if close else " Check the spelling, or give a folder with model_index.json."
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / "model_index.json").is_file():
-        raise FileNotFoundError(
-            f"{str(folder)!r} has no model_index.json, so it is not a diffusers model; allowed: {ALLOWED}. "
-            "Give the folder that save_pretrained wrote."
-        )
-    missing = [f"{part}/{file}" for part, (_, file) in COMPONENTS.items() if not (folder / part / file).is_file()]
-    missing += [f"{part}/*.safetensors" for part in WITH_WEIGHTS if not _has_weights(folder / part)]
-    if missing:
-        raise FileNotFoundError(
-            f"model folder {str(folder)!r} lacks {', '.join(missing)}; it needs {', '.join(COMPONENTS)}. "
-            "Save the whole pipeline again with save_pretrained."
-        )
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(file.suffix in (".safetensors", ".bin") for file in folder.glob("*"))
-
-
-def _read(origin: Path | str, dtype: torch.dtype, revision: str | None) -> dict[str, Any]:
-    where = {} if revision is None else {"revision": revision}
-    # The dtype is said for all networks: left out, diffusers casts to float32 while transformers keeps what is stored.
-    try:
-        _check_index(str(origin), DiffusionPipeline.load_config(origin, **where))
-        return {
-            "denoiser": UNet2DConditionModel.from_pretrained(origin, subfolder="unet", torch_dtype=dtype, **where),
-            "vae": AutoencoderKL.from_pretrained(origin, subfolder="vae", torch_dtype=dtype, **where),
-            "text_encoder": CLIPTextModel.from_pretrained(origin, subfolder="text_encoder", dtype=dtype, **where),
-            "tokenizer": CLIPTokenizer.from_pretrained(origin, subfolder="tokenizer", **where),
-            "scheduler": ddim_scheduler(DDIMScheduler.load_config(origin, subfolder="scheduler", **where)),
-        }
-    except (OSError, SafetensorError) as error:
-        raise FileNotFoundError(_read_failure(origin, str(error))) from error
-
-
-def _read_failure(origin: Path | str, reason: str) -> str:
-    first_line = (reason.strip().splitlines() or ["no reason given"])[0]
-    if isinstance(origin, Path):
-        return f"cannot read the model in {str(origin)!r}: {first_line} Save or download it again."
-    return (
-        f"{origin!r} is no folder here and could not be read from the hub ({first_line.rstrip('.')}); "
-        f"allowed: {ALLOWED}. Check the spelling, the network and, for a gated model, `hf auth login`."
-    )
-
-
-def _check_index(name: str, index: Mapping[str, Any]) -> None:
-    for part, (classes, _) in COMPONENTS.items():
-        _, found = index.get(part) or (None, None)
-        if found is None or (classes is not None and found not in classes):
-            wanted = "a scheduler" if classes is None else " or ".join(sorted(classes))
-            raise ValueError(
-                f"{name!r} is a {index.get('_class_name')} whose {part} is {found}; Stable Diffusion 1.x and 2.x have "
-                f"{wanted} there. Use such a model."
-            )
-
-
-def _check_sizes(name: str, parts: Mapping[str, Any]) -> None:
-    # An inpainting UNet takes 9 channels; XL's cross-attention is wider than its first text encoder.
-    unet, vae, text = (parts[part].config for part in ("denoiser", "vae", "text_encoder"))
-    if unet.in_channels != vae.latent_channels or unet.cross_attention_dim != text.hidden_size:
-        raise ValueError(
-            f"{name!r} has a UNet for {unet.in_channels} channels and text width {unet.cross_attention_dim}, "
-            f"but its VAE gives {vae.latent_channels} and its text encoder {text.hidden_size}; "
-            "use a text-to-image Stable Diffusion 1.x or 2.x model"
-        )
-
-
-def ddim_scheduler(config: Mapping[str, Any]) -> DDIMScheduler:
-    """Read any Stable Diffusion scheduler config as DDIM.
-
-    Clipping or thresholding x̂0 is for pixel models; our kernel does neither, so a config that asks for it is an error.
-    A config that is silent on it (Euler, DPM) means no clipping, where DDIM's own default is to clip. The steps offset
-    is 1, as diffusers' StableDiffusionPipeline sets it whatever the file says, so that both give the same pictures.
-    """
-    for setting in ("clip_sample", "thresholding"):
-        if config.get(setting):
-            raise ValueError(
-                f"the scheduler config has {setting} = true, which is for pixel models; "
-                f"set {setting} to false in scheduler/scheduler_config.json"
-            )
-    if config.get("steps_offset", 1) != 1 and config.get("timestep_spacing", "leading") == "leading":
-        logger.warning("scheduler steps_offset %s read as 1, as diffusers does", config["steps_offset"])
-    return DDIMScheduler.from_config({**config, "clip_sample": False, "steps_offset": 1})
 
 
 def _in_batches(apply: Callable[[Tensor], Tensor], x: Tensor, batch_size: int | None) -> Tensor:
