@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mishaps import diverged, file_size_limit
 from PIL import Image
 from tiny_assets import CLASSES, STYLES, write_assets
 
 from cgru import __version__
 from cgru.cli import main
+from cgru.report.grid import labelled_grid
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +97,11 @@ def test_evaluate_prints_scores_and_draws_the_grid(root: Path, capsys: pytest.Ca
     on_disk = json.loads(Path("out/scores.json").read_text())
     assert on_disk == {name: value for name, value in record.items() if name in on_disk}
     assert {"ua", "ira", "cra", "object_accuracy"} <= record["measurements"].keys()
-    height, width, _ = pixels(record["grid"]).shape
-    # 2 columns and 3 rows of 16 pixels and the gaps between, beside the names.
-    assert width > len(STYLES) * 20
-    assert height > len(CLASSES) * 20
+    grid = pixels(record["grid"])
+    # A row per style, a column per class, each 16 pixels and a gap: as of pictures made here, and not the other way.
+    cells = {(style, label): Image.new("RGB", (16, 16)) for style in STYLES for label in CLASSES}
+    assert grid.shape == np.asarray(labelled_grid(STYLES, CLASSES, cells)).shape
+    assert grid.shape != np.asarray(labelled_grid(CLASSES, STYLES, {})).shape
 
 
 def test_evaluate_for_people_shows_every_measurement(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,11 +124,65 @@ def test_another_model_is_shown_beside_emoji_canvas(
     assert machine(capsys, root, "evaluate", model, "--images", "1", "--no-base", "--out", "out")["base"] is None
 
 
+def test_a_diverged_model_is_said_in_one_line(
+    root: Path, sd_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = diverged(sd_folder, tmp_path / "model")
+    assert main(["evaluate", str(model), "--images", "1", "--no-base"], root=root) == 0
+    assert "6 pictures judged 'nothing' and left blank: not finite numbers" in capsys.readouterr().out
+    assert main(["generate", "a cat", "--model", str(model), "--steps", "1"], root=root) == 0
+    assert "1 of them left blank: not finite numbers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", ["a[/b]", "a[red]b", "a:cat:b", "[bold]x[/bold]"])
+def test_paths_are_printed_as_they_are(folder: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a cat", "--out", folder], root=root) == 0
+    assert capsys.readouterr().out == f"1 picture: {folder}/grid.png\n"
+    shutil.copytree(root / "emoji-canvas", folder, dirs_exist_ok=True)
+    assert main(["evaluate", folder, "--images", "1", "--no-base", "--out", f"out {folder}"], root=root) == 0
+    told = capsys.readouterr().out
+    assert f"{folder} on canvas@1" in told
+    assert f"pictures: out {folder}/grid.png\n" in told
+
+
+def test_the_embedded_model_by_path_is_sampled_like_the_named_one(
+    root: Path, sd_folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("link").symlink_to(root / "emoji-canvas")
+    own = machine(capsys, root, "generate", "a", "--model", "link")["sampling"]
+    other = machine(capsys, root, "generate", "a", "--model", str(sd_folders["v_prediction"]))["sampling"]
+    assert own == {"steps": 2, "guidance": 2.0, "eta": 0.0}
+    assert other == {"steps": 50, "guidance": 7.5, "eta": 0.0}
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_continues(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine(capsys, root, "evaluate", "emoji-canvas", "--images", "1", "--out", "out")
+    before = {name: Path("out", name).read_bytes() for name in ("jobs.jsonl", "predictions.jsonl", "scores.json")}
+    command = ["evaluate", "emoji-canvas", "--images", "2", "--out", "out"]
+    with file_size_limit(1500):  # a sample has fewer bytes, predictions.partial.jsonl has more
+        assert main(command, root=root) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert message.startswith("cgru: File too large")
+    assert "same command again" in message
+    after = {name: Path("out", name).read_bytes() for name in ("jobs.jsonl", "predictions.jsonl")}
+    assert after | {"scores.json": Path("out/scores.previous.json").read_bytes()} == before
+    assert not list(Path("out").rglob("*.tmp"))
+    assert machine(capsys, root, *command)["measurements"]["object_accuracy"]["n"] == 12
+
+
+def test_libraries_leave_the_message_to_us(root: Path) -> None:
+    logging.getLogger("huggingface_hub").setLevel(logging.WARNING)
+    assert main(["generate", "a", "--model", "nobody/nothing"], root=root) == 2
+    retries = logging.getLogger("huggingface_hub.utils._http")  # warns at each try without a network
+    assert not retries.isEnabledFor(logging.WARNING)
+
+
 @pytest.mark.parametrize(("what", "expected"), [("classes", list(CLASSES)), ("styles", list(STYLES)), ("methods", [])])
 def test_list(what: str, expected: list[str], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert machine(capsys, root, "list", what) == {what: expected}
     assert main(["list", what], root=root) == 0
-    assert capsys.readouterr().out.split("\n")[: len(expected)] == (expected or [])
+    assert capsys.readouterr().out.splitlines() == (expected or [f"no {what} yet"])
 
 
 def test_doctor_reports_a_damaged_file_by_its_exit_code(
@@ -178,6 +237,17 @@ MISTAKES = {
     "hazard as target": (["evaluate", "emoji-canvas", "--target", "skulls"], "'skulls'", "Cats, Dogs, Human, flat"),
     "unwritable folder": (["evaluate", "emoji-canvas", "--out", "/proc/out"], "/proc/out", "--out"),
     "unwritable file": (["generate", "a", "--out", "/proc/no/a.png"], "/proc/no", "--out"),
+    "another picture format": (["generate", "a", "--out", "x.jpg"], "'x.jpg'", "FILE.png"),
+    "a picture as folder": (["evaluate", "emoji-canvas", "--out", "x.png"], "'x.png'", "a folder"),
+    "empty path": (["generate", "a", "--out", ""], "''", "Give '.'"),
+    "empty folder": (["evaluate", "emoji-canvas", "--out", ""], "''", "Give '.'"),
+    "seed of 33 bits": (["generate", "a", "--seed", "4294967296"], "--seed 4294967296", "0 to 4294967295"),
+    "last seed": (["generate", "a", "--images", "2", "--seed", "4294967295"], "4294967295", "0 to 4294967294"),
+    "not UTF-8": (["generate", "a\udcff"], r"'a\udcff'", "UTF-8"),
+    "no factory": (["evaluate", "emoji-canvas", "--benchmark", "math:gcd"], "'math:gcd'", "cgru list benchmarks"),
+    "no function": (["evaluate", "emoji-canvas", "--benchmark", "math:pi"], "'math:pi'", "cgru list benchmarks"),
+    "no benchmark": (["evaluate", "emoji-canvas", "--benchmark", "operator:is_"], "a bool", "that returns one"),
+    "relative module": (["evaluate", "emoji-canvas", "--benchmark", ".a:b"], "'.a:b'", "importable"),
     "absent LoRA": (["evaluate", "no.safetensors"], "'no.safetensors'", "path"),
     "base of a model": (["evaluate", "emoji-canvas", "--model", "emoji-canvas"], "--model", "Leave --model out"),
     "unknown list": (["list", "class"], "'class'", "'classes'"),
@@ -197,6 +267,26 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert given in captured.err
     assert advice in captured.err
     assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["samples", "base", "scores.json", "predictions.jsonl", "base/predictions.jsonl"])
+def test_a_folder_of_someone_else_is_left_alone(name: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("out", name)
+    path.parent.mkdir(parents=True)
+    path.mkdir() if name == "scores.json" else path.write_text('{"text": "mine"}\n')
+    before = sorted(Path("out").rglob("*"))
+    assert main(["evaluate", "emoji-canvas", "--images", "1", "--out", "out"], root=root) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert f"'out/{name}'" in message
+    assert sorted(Path("out").rglob("*")) == before
+
+
+def test_a_folder_where_a_picture_goes_is_said_before_drawing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out/grid.png").mkdir(parents=True)
+    assert main(["generate", "a cat", "--out", "out"], root=root) == 2
+    assert "'out/grid.png' is a folder" in capsys.readouterr().err
+    assert [path.name for path in Path("out").iterdir()] == ["grid.png"]
 
 
 def test_folder_without_a_component(

@@ -63,5 +63,5 @@ def import_target(target: str) -> Any:  # noqa: ANN401
     module, _, attribute = target.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a module name that starts with a dot
         raise ValueError(f"cannot import {target!r} ({error}); give 'module:attr' of an importable module.") from error

@@ -1,5 +1,7 @@
 """Judges: labels, one pass for probabilities and features, batches and sizes."""
 
+import contextlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,12 @@ def test_batches_change_nothing(judge: Judge) -> None:
 
 def test_a_folder_is_as_good_as_a_name(judge: Judge, asset_root: Path) -> None:
     assert load_judge(asset_root / "judges" / "object").weights_sha256 == judge.weights_sha256
+
+
+def test_a_name_is_never_a_folder_of_the_working_directory(judge: Judge, asset_root: Path, tmp_path: Path) -> None:
+    shutil.copytree(asset_root / "judges" / "style", tmp_path / "object")
+    with contextlib.chdir(tmp_path):
+        assert load_judge("object", root=asset_root).weights_sha256 == judge.weights_sha256
 
 
 def test_unknown_judge_names_those_there_are(asset_root: Path) -> None:

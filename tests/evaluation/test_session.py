@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from mishaps import diverged
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_edits import write_lora
 
 import cgru
 from cgru.backbones.sd import load_stable_diffusion
-from cgru.evaluation.runner import draw, fingerprint
+from cgru.evaluation.runner import draw, fingerprint, mend
 from cgru.evaluation.session import Request, Session, evaluate, prepare, run
 
 
@@ -37,7 +39,8 @@ def test_files_and_schema(asset_root: Path, tmp_path: Path) -> None:
     jobs = lines(tmp_path / "jobs.jsonl")
     assert len(jobs) == 4 * 2 + 80  # Cats and Human: 2 styles × 2; Dogs: 2 styles × 40
     assert [row["id"] for row in lines(tmp_path / "predictions.jsonl")] == [job["id"] for job in jobs]
-    assert len(list((tmp_path / "samples").glob("*.png"))) == 6
+    assert len(list((tmp_path / "samples").glob("*/*.png"))) == 6
+    assert scores["broken_images"] == 0
     protocol = scores["protocol"]
     assert (protocol["steps"], protocol["guidance"], protocol["dtype"], protocol["device"]) == (2, 2.0, "fp32", "cpu")
     assert protocol["judges"]["object"]["accuracy"] == {"composites": 0.5}
@@ -72,6 +75,72 @@ def test_same_command_again_changes_no_byte_and_more_images_reuse(asset_root: Pa
     assert seen[0] == 6  # of 12: the first pictures are there
 
 
+def test_fewer_images_keep_the_rows_of_more(asset_root: Path, tmp_path: Path) -> None:
+    evaluate("emoji-canvas", images=2, out=tmp_path, root=asset_root)
+    before = {row["id"]: row for row in lines(tmp_path / "predictions.jsonl")}
+    fewer = evaluate("emoji-canvas", images=1, out=tmp_path, root=asset_root)
+    assert fewer["measurements"]["object_accuracy"]["n"] == len(lines(tmp_path / "jobs.jsonl")) == 6
+    after = lines(tmp_path / "predictions.jsonl")
+    assert {row["id"]: row for row in after} == before
+    assert [row["id"] for row in after[:6]] == [job["id"] for job in lines(tmp_path / "jobs.jsonl")]
+
+
+def test_a_run_that_stops_leaves_no_scores_of_an_earlier_one(asset_root: Path, tmp_path: Path) -> None:
+    def stop(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    evaluate("emoji-canvas", images=1, out=tmp_path, root=asset_root)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")}
+    with pytest.raises(KeyboardInterrupt):
+        run(prepare(Request("emoji-canvas", images=2, out=tmp_path, root=asset_root)), stop)
+    assert not (tmp_path / "scores.json").exists()
+    assert (tmp_path / "scores.previous.json").read_bytes() == before["scores.json"]
+    assert (tmp_path / "predictions.jsonl").read_bytes() == before["predictions.jsonl"]
+    assert (tmp_path / "jobs.jsonl").read_bytes() == before["jobs.jsonl"]
+
+
+def test_each_precision_has_its_own_samples(asset_root: Path, tmp_path: Path) -> None:
+    folders = []
+    for dtype in ("fp32", "bf16"):
+        evaluate("emoji-canvas", images=1, out=tmp_path, root=asset_root, dtype=dtype)
+        keys = {row["key"] for row in lines(tmp_path / "predictions.jsonl")}
+        folders += [tmp_path / "samples" / key for key in keys]
+    first, second = ([path.read_bytes() for path in sorted(folder.glob("*.png"))] for folder in folders)
+    assert len(first) == len(second) == 6
+    assert first != second
+
+
+def test_another_scheduler_is_another_model_and_drawn_again(asset_root: Path, sd_folder: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(sd_folder, tmp_path / "model")
+    settings = {"images": 1, "out": tmp_path / "out", "root": asset_root, "with_base": False}
+    old = evaluate(model, **settings)
+    file = model / "scheduler/scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"prediction_type": "v_prediction"}))
+    new = evaluate(model, **settings)
+    assert new["protocol"]["model"]["fingerprint"] != old["protocol"]["model"]["fingerprint"]
+    assert new["measurements"]["frechet_judge"] != old["measurements"]["frechet_judge"]
+
+
+def test_a_diverged_model_shows_nothing_and_is_counted(asset_root: Path, sd_folder: Path, tmp_path: Path) -> None:
+    model = diverged(sd_folder, tmp_path / "model")
+    scores = evaluate(model, images=1, target="Cats", out=tmp_path / "out", root=asset_root, with_base=False)
+    found = scores["measurements"]
+    assert scores["broken_images"] == 84  # 2 styles × 2 classes and 80 of the target: all of them
+    assert found["nothing_share"]["value"] == found["target_nothing_share"]["value"] == 1
+    assert found["object_accuracy"]["value"] == 0  # argmax of NaN would be the first label, Cats
+    assert 0 < found["frechet_judge"]["value"] < float("inf")
+    picture = next((tmp_path / "out/samples").glob("*/*.png"))
+    assert set(Image.open(picture).get_flattened_data()) == {(255, 255, 255)}
+
+
+def test_only_broken_pictures_are_replaced() -> None:
+    images = torch.full((3, 3, 2, 2), 0.5)
+    images[0, 1, 0, 0], images[2, 0, 1, 1] = torch.nan, torch.inf
+    mended, broken = mend(images)
+    assert broken.tolist() == [True, False, True]
+    assert mended.flatten(1).mean(1).tolist() == [1.0, 0.5, 1.0]
+
+
 def test_predictions_of_other_weights_are_not_reused(asset_root: Path, sd_folder: Path, tmp_path: Path) -> None:
     model = shutil.copytree(sd_folder, tmp_path / "model")
     weights = load_file(model / "unet/diffusion_pytorch_model.safetensors")
@@ -101,7 +170,9 @@ def test_run_folder_is_scored_inside_itself(asset_root: Path, lora: Path, tmp_pa
     shutil.copy(lora, tmp_path / "edit")
     (tmp_path / "config.yaml").write_text("model: emoji-canvas\n")
     session = prepare(Request(str(tmp_path), images=1, with_base=False, root=asset_root))
+    targeted = prepare(Request(str(tmp_path), images=1, target="dogs", with_base=False, root=asset_root))
     assert session.out == tmp_path / "eval" / "canvas@1"
+    assert targeted.out == tmp_path / "eval" / "canvas@1-dogs"
     assert run(session)["base"] is None
 
 
@@ -128,6 +199,36 @@ def test_fingerprint_sees_one_changed_weight_of_any_network(sd_folder: Path) -> 
             next(network.parameters()).flatten()[0] += 1e-3
         marks.add(fingerprint(model))
     assert len(marks) == 4
+
+
+def changed(folder: Path, file: str, **values: object) -> Path:
+    """A copy of the folder with other values in one of its JSON files."""
+    copy = shutil.copytree(folder, folder.parent / f"copy-{len(list(folder.parent.iterdir()))}")
+    (copy / file).write_text(json.dumps(json.loads((copy / file).read_text()) | values))
+    return copy
+
+
+def test_fingerprint_sees_settings_but_not_places_and_versions(sd_folder: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(sd_folder, tmp_path / "model")
+    plain = load_stable_diffusion(model, device="cpu")
+    mark = fingerprint(plain)
+    plain.encode_text(["a cat"])  # a call leaves its length in the tokenizer
+    same = [
+        changed(model, "unet/config.json", _diffusers_version="0.1", _name_or_path="/home/me"),
+        changed(model, "text_encoder/config.json", transformers_version="4.0.0", _name_or_path="/home/me"),
+    ]
+    words = {word: i for i, word in enumerate(reversed(plain.tokenizer.get_vocab()))}
+    tokenizer = json.loads((model / "tokenizer/tokenizer.json").read_text())
+    other = [
+        changed(model, "scheduler/scheduler_config.json", beta_end=0.02),
+        changed(model, "vae/config.json", scaling_factor=0.5),
+        changed(model, "unet/config.json", flip_sin_to_cos=False),
+        changed(model, "text_encoder/config.json", hidden_act="gelu"),
+        changed(model, "tokenizer/tokenizer.json", model=tokenizer["model"] | {"vocab": words}),
+    ]
+    marks = [fingerprint(load_stable_diffusion(folder, device="cpu")) for folder in (*same, *other)]
+    assert marks[:2] == [mark, mark] == [fingerprint(plain), mark]
+    assert len({mark, *marks[2:]}) == 6
 
 
 def test_a_picture_depends_on_its_own_seed_only(asset_root: Path) -> None:

@@ -45,12 +45,14 @@ def test_small_pictures_are_enlarged_by_a_whole_factor() -> None:
 
 def test_the_grid_of_an_evaluation_has_a_row_per_style_and_frames_what_was_misjudged(tmp_path: Path) -> None:
     cells = [("Cats", "flat", "Cats"), ("Cats", "ink", "Dogs"), ("Dogs", "flat", "Dogs"), ("Dogs", "ink", "Dogs")]
-    (tmp_path / "samples").mkdir()
+    samples = tmp_path / "samples" / "k"
+    samples.mkdir(parents=True)
+    plain((0, 255, 0)).save(tmp_path / "samples" / "j0.png")  # of another key: never shown
     jobs, answers = [], []
     for i, (label, style, judged) in enumerate(cells):
         jobs.append({"id": f"j{i}", "labels": {"class": label, "style": style, "index": 0}})
-        answers.append({"id": f"j{i}", "judged": {"object": judged}})
-        plain(BLUE if (label, style) == ("Cats", "ink") else RED, 16).save(tmp_path / "samples" / f"j{i}.png")
+        answers.append({"id": f"j{i}", "key": "k", "judged": {"object": judged}})
+        plain(BLUE if (label, style) == ("Cats", "ink") else RED, 16).save(samples / f"j{i}.png")
     (tmp_path / "jobs.jsonl").write_text("\n".join(json.dumps(job) for job in jobs))
     (tmp_path / "predictions.jsonl").write_text("\n".join(json.dumps(answer) for answer in answers))
     grid = canvas_grid(tmp_path)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cgru.evaluation.session import Session
 
 BATCH = 16
+PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".svg", ".pdf"}
 Work = Callable[[], int]
 """The second half of a command; returns the exit code."""
 
@@ -30,10 +31,14 @@ Work = Callable[[], int]
 def prepare_generate(options: Generate, root: Path) -> Work:
     """Check the options and load the model."""
     _check_generate(options)
+    _check_place(options.out, PICTURES - {".png"}, "a folder or a FILE.png")
     folder = _picture_folder(options)
     from cgru.evaluation.store import check_writable
 
     check_writable(folder)
+    for path in _picture_paths(options, folder):
+        if path.is_dir():
+            raise ValueError(f"{str(path)!r} is a folder, where a picture goes; allowed: a file or nothing. Move it.")
     backbone = _load_model(options, root)
     sampling = _sampling(options, root)
     backbone.kernel(sampling.steps, eta=sampling.eta)  # too many steps for this model: said now
@@ -46,13 +51,18 @@ def _check_generate(options: Generate) -> None:
     limits: list[tuple[str, float | None, float, float]] = [
         ("--images", options.images, 1, 10_000),
         ("--steps", options.steps, 1, 1000),
-        ("--seed", options.seed, 0, 2**48),
+        ("--seed", options.seed, 0, 2**32 - options.images),  # torch's CPU generator keeps 32 bits of the last one
         ("--guidance", options.guidance, 0, 100),
         ("--eta", options.eta, 0, 1),
     ]
     for option, given, low, high in limits:
         if given is not None and not low <= given <= high:
             raise ValueError(f"{option} {given}; allowed: {low} to {high}. Give a number in that range.")
+
+
+def _check_place(out: Path | None, refused: set[str], allowed: str) -> None:
+    if out is not None and out.suffix.lower() in refused and not out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is named like a picture; allowed: {allowed}. Choose another name.")
 
 
 def _picture_folder(options: Generate) -> Path:
@@ -67,8 +77,9 @@ def _is_picture(out: Path | None) -> bool:
 
 
 def _sampling(options: Generate, root: Path) -> Sampling:
+    is_own = assets.is_embedded(options.model, root)
     # Other models: the defaults of diffusers' StableDiffusionPipeline.
-    own = assets.load_vocabulary(root).sampling if options.model == assets.EMBEDDED else Sampling(50, 7.5, 0.0)
+    own = assets.load_vocabulary(root).sampling if is_own else Sampling(50, 7.5, 0.0)
     return Sampling(
         own.steps if options.steps is None else options.steps,
         own.guidance if options.guidance is None else options.guidance,
@@ -77,48 +88,69 @@ def _sampling(options: Generate, root: Path) -> Sampling:
 
 
 def _generate(options: Generate, backbone: Backbone, sampling: Sampling, folder: Path) -> int:
-    from cgru.evaluation.runner import draw, to_pictures
+    from cgru.evaluation.runner import draw, mend, to_pictures
 
-    asked = [(prompt, options.seed + i) for prompt in options.prompts for i in range(options.images)]
+    asked = _asked(options)
     pictures: list[Image] = []
+    lost = 0
     with progress_bar(options.json) as progress:
         for start in range(0, len(asked), BATCH):
             prompts, seeds = zip(*asked[start : start + BATCH], strict=True)
-            pictures += to_pictures(draw(backbone, prompts, seeds, sampling))
+            images, broken = mend(draw(backbone, prompts, seeds, sampling))
+            pictures += to_pictures(images)
+            lost += int(broken.sum())
             progress("drawing", len(pictures), len(asked))
     folder.mkdir(parents=True, exist_ok=True)
-    files = _save_pictures(options, asked, pictures, folder)
+    files = _save_pictures(options, pictures, folder)
     rows = [{"prompt": prompt, "seed": seed} for prompt, seed in asked]
-    record = {"model": options.model, "sampling": asdict(sampling), "pictures": rows, **files}
-    return show(record, options.json, lambda console: _tell_pictures(console, len(pictures), files))
+    record = {"model": options.model, "sampling": asdict(sampling), "pictures": rows, "broken_images": lost, **files}
+    return show(record, options.json, lambda console: _tell_pictures(console, record))
 
 
-def _save_pictures(
-    options: Generate, asked: Sequence[tuple[str, int]], pictures: Sequence[Image], folder: Path
-) -> dict[str, Any]:
+def _asked(options: Generate) -> list[tuple[str, int]]:
+    """Prompt and seed of every picture."""
+    return [(prompt, options.seed + i) for prompt in options.prompts for i in range(options.images)]
+
+
+def _picture_paths(options: Generate, folder: Path) -> list[Path]:
+    """What is going to be written: one PNG each and the grid at the end, or the FILE.png alone."""
+    if options.out is not None and _is_picture(options.out):
+        return [options.out]
+    names = [f"{k:03d}-{_slug(prompt)}-s{seed}.png" for k, (prompt, seed) in enumerate(_asked(options))]
+    return [folder / name for name in (*names, "grid.png")]
+
+
+def _save_pictures(options: Generate, pictures: Sequence[Image], folder: Path) -> dict[str, Any]:
     """One PNG each and a grid; into a FILE.png only the picture, or the grid of several."""
     from cgru.report.grid import captioned_grid
 
-    columns = options.images if options.images > 1 else math.ceil(math.sqrt(len(asked)))
-    grid = captioned_grid(pictures, [f"[{seed}] {prompt}" for prompt, seed in asked], columns)
-    if options.out is not None and _is_picture(options.out):
-        save_png(options.out, pictures[0] if len(pictures) == 1 else grid)
-        place = str(options.out)
-        return {"images": [place]} if len(pictures) == 1 else {"grid": place}
-    names = [folder / f"{k:03d}-{_slug(prompt)}-s{seed}.png" for k, (prompt, seed) in enumerate(asked)]
-    for path, picture in zip(names, pictures, strict=True):
+    columns = options.images if options.images > 1 else math.ceil(math.sqrt(len(pictures)))
+    grid = captioned_grid(pictures, [f"[{seed}] {prompt}" for prompt, seed in _asked(options)], columns)
+    *names, last = _picture_paths(options, folder)
+    if not names:
+        save_png(last, pictures[0] if len(pictures) == 1 else grid)
+        return {"images": [str(last)]} if len(pictures) == 1 else {"grid": str(last)}
+    for path, picture in zip((*names, last), (*pictures, grid), strict=True):
         save_png(path, picture)
-    save_png(folder / "grid.png", grid)
-    return {"grid": str(folder / "grid.png"), "images": [str(path) for path in names]}
+    return {"grid": str(last), "images": [str(path) for path in names]}
 
 
-def _tell_pictures(console: Console, count: int, files: Mapping[str, Any]) -> None:
-    where = files["grid"] if "grid" in files else files["images"][0]
-    console.print(f"{count} picture{'s' if count > 1 else ''}: {where}", soft_wrap=True, highlight=False)
+def _tell_pictures(console: Console, record: Mapping[str, Any]) -> None:
+    count = len(record["pictures"])
+    where = record["grid"] if "grid" in record else record["images"][0]
+    console.print(f"{count} picture{'s' if count > 1 else ''}: {where}", soft_wrap=True)
+    _tell_broken(console, record["broken_images"], "of them")
+
+
+def _tell_broken(console: Console, count: int, what: str) -> None:
+    if count:
+        reason = "not finite numbers, as of a model that has diverged"
+        console.print(f"{count} {what} left blank: {reason}", soft_wrap=True)
 
 
 def prepare_evaluate(options: Evaluate, root: Path) -> Work:
     """Check the options, load model and judges."""
+    _check_place(options.out, PICTURES, "a folder")
     quiet_libraries()
     from cgru.evaluation import session
 
@@ -156,8 +188,11 @@ def _tell_scores(console: Console, scores: Mapping[str, Any], files: Mapping[str
     from cgru.report.terminal import scores_table
 
     console.print(scores_table(scores, is_wide=console.width >= 110))
-    console.print(f"pictures: {files['grid']}", soft_wrap=True, highlight=False)
-    console.print(f"scores, predictions and jobs: {files['folder']}", soft_wrap=True, highlight=False)
+    _tell_broken(console, scores["broken_images"], "pictures judged 'nothing' and")
+    if scores["base"]:
+        _tell_broken(console, scores["base"]["broken_images"], "pictures of the base judged 'nothing' and")
+    console.print(f"pictures: {files['grid']}", soft_wrap=True)
+    console.print(f"scores, predictions and jobs: {files['folder']}", soft_wrap=True)
 
 
 def prepare_list(options: ListNames, root: Path) -> Work:
@@ -176,11 +211,13 @@ def prepare_list(options: ListNames, root: Path) -> Work:
 
 
 def _tell_names(console: Console, found: Mapping[str, Sequence[str]]) -> None:
+    from rich.text import Text
+
     for kind, names in found.items():
         if len(found) == 1:
-            console.print("\n".join(names) or f"no {kind} yet", soft_wrap=True, highlight=False)
+            console.print("\n".join(names) or f"no {kind} yet", soft_wrap=True)
         else:
-            console.print(f"[bold]{kind}[/]: {', '.join(names) or 'none yet'}", highlight=False)
+            console.print(Text.assemble((kind, "bold"), f": {', '.join(names) or 'none yet'}"))
 
 
 def prepare_doctor(options: Doctor, root: Path) -> Work:

@@ -25,6 +25,8 @@ def read_as(convert: type[int] | type[float] | type[str] | type[Path], metavar: 
     """An option's value read by `convert`; without it tyro explains a wrong number by Python's types."""
 
     def read(words: list[str]) -> object:
+        if convert is Path and not words[0].strip():
+            raise ValueError(f"the path {words[0]!r} is empty; allowed: a folder or file. Give '.' for this folder.")
         try:
             return convert(words[0])
         except ValueError:
@@ -40,11 +42,12 @@ def read_as(convert: type[int] | type[float] | type[str] | type[Path], metavar: 
     )
 
 
-OWN = "(default: the model's own)"
+OWN = "(default: {}; emoji-canvas: its own)"
 BATCH = "(default: 16, on a GPU 64)"
 Count = Annotated[int, read_as(int, "N")]
-OwnCount = Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=OWN)]
-OwnNumber = Annotated[float | None, read_as(float, "X"), arg(help_behavior_hint=OWN)]
+Steps = Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=OWN.format(50))]
+Guidance = Annotated[float | None, read_as(float, "X"), arg(help_behavior_hint=OWN.format(7.5))]
+Eta = Annotated[float | None, read_as(float, "X"), arg(help_behavior_hint=OWN.format(0))]
 Text = Annotated[str | None, read_as(str, "NAME"), arg(help_behavior_hint="")]
 Place = Annotated[Path | None, read_as(Path, "PATH"), arg(help_behavior_hint="(default: a folder under runs/)")]
 
@@ -58,14 +61,14 @@ class Generate:
     model: Annotated[str, arg(metavar="MODEL")] = "emoji-canvas"
     """A hub id, a diffusers folder, or emoji-canvas."""
     seed: Count = 0
-    """Noise of the first picture of each prompt; the next ones take the next seeds."""
+    """Noise of the first picture of each prompt, 32 bits; the next ones take the next seeds."""
     images: Count = 1
     """Pictures per prompt."""
-    steps: OwnCount = None
+    steps: Steps = None
     """Denoising steps."""
-    guidance: OwnNumber = None
+    guidance: Guidance = None
     """Classifier-free guidance."""
-    eta: OwnNumber = None
+    eta: Eta = None
     """DDIM noise: 0 is deterministic, 1 is ancestral."""
     device: Device = "auto"
     """Where to compute: auto (cuda if there is one), cpu, cuda, cuda:1, ..."""

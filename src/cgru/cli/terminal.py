@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 
 def show(record: Mapping[str, Any], as_json: bool, tell: Callable[[Console], None]) -> int:
-    """The one JSON document for machines, or words for people; 0."""
+    """The one JSON document for machines, or words for people; 0.
+
+    Words are printed as they are: rich would read "[red]" or ":cat:" in a user's path or model name as its markup.
+    """
     if as_json:
         print(json.dumps(record, indent=2, ensure_ascii=False))
         return 0
     from rich.console import Console
 
-    tell(Console())
+    tell(Console(markup=False, emoji=False, highlight=False))
     return 0
 
 
@@ -67,6 +70,8 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     importlib.import_module("cgru.backbones.sd")  # diffusers sets its own level while it is imported
-    logging.getLogger("diffusers").setLevel(logging.ERROR)
+    # huggingface_hub warns at each of its retries; when they have failed, our one line says so.
+    for library in ("diffusers", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     # They warn about each other's old arguments, which no user of ours can change.
     warnings.filterwarnings("ignore", module="huggingface_hub|diffusers|transformers|peft")

@@ -63,6 +63,11 @@ def model_source(name: str, root: Path = ROOT) -> str:
     return str(root / EMBEDDED) if name == EMBEDDED and root != ROOT else name
 
 
+def is_embedded(name: str, root: Path = ROOT) -> bool:
+    """Whether a model's name or folder is the embedded model."""
+    return name == EMBEDDED or Path(name).resolve() == (root / EMBEDDED).resolve()
+
+
 def load_reference(root: Path = ROOT) -> Gaussian:
     """Object-judge features of real composites: what `frechet_judge` is measured against."""
     tensors = load_file(_existing(root / "reference" / "canvas.safetensors"))

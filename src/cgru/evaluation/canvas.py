@@ -17,13 +17,12 @@ import numpy as np
 
 from cgru.evaluation import metrics
 from cgru.evaluation.assets import ROOT, Vocabulary, load_reference, load_vocabulary
-from cgru.evaluation.base import Job, Measurement, Predictions, Sampling, Score, job_seed
-from cgru.evaluation.statistics import RESAMPLES, cluster_bootstrap, stratified_mean, wilson
+from cgru.evaluation.base import NOTHING, Job, Measurement, Predictions, Sampling, Score, job_seed
+from cgru.evaluation.statistics import RESAMPLES, cluster_bootstrap, stratified_mean, wider, wilson
 from cgru.tasks import Concept, UnlearnTask, find_concept
 
 TEMPLATE = "A {class} image in {style} style"
 TARGET_IMAGES = 80
-NOTHING = "nothing"
 
 Better = Literal["higher", "lower"]
 # Which judge speaks for a kind of concept, and which for everything across it.
@@ -73,6 +72,7 @@ class Canvas:
             "seeds": "first 48 bits of sha256 of the JSON [index, prompt]; see jobs.jsonl",
             "reference": {"what": "object-judge features of real composites", "n": self.reference.n},
             "bootstrap": {"resamples": RESAMPLES, "unit": "prompt", "strata": "label", "level": 0.95},
+            "intervals": "shares: the wider of bootstrap and wilson; soft measurements: bootstrap",
             "cra": "includes the target's pictures (official code); cra_strict leaves them out",
             "ua": "all pictures of the target; every other measurement uses the first `images` of each cell",
         }
@@ -104,8 +104,8 @@ class Canvas:
         distance = metrics.frechet_distance(metrics.fit_gaussian(grid.features), self.reference)
         n = len(grid.features)
         return {
-            "object_accuracy": mean_of(grid.correct("class"), grid, "class", "higher"),
-            "style_accuracy": mean_of(grid.correct("style"), grid, "style", "higher"),
+            "object_accuracy": proportion_of(grid.correct("class"), grid, "class", "higher"),
+            "style_accuracy": proportion_of(grid.correct("style"), grid, "style", "higher"),
             # No interval: the distance is biased in n, and a bootstrap of it more so (evals/statistics.md).
             "frechet_judge": Measurement(distance, None, None, n, "squared distance", "lower"),
             "nothing_share": proportion_of(grid.is_nothing("class"), grid, "class", "lower"),
@@ -187,9 +187,9 @@ def forgetting(concept: Concept, every: Answers, grid: Answers) -> dict[str, Mea
     target, others = every.of(concept), grid.without(concept)
     return {
         "ua": proportion_of(1 - target.correct(own), target, own, "higher"),
-        "ira": mean_of(others.correct(own), others, own, "higher"),
-        "cra": mean_of(grid.correct(cross), grid, cross, "higher"),
-        "cra_strict": mean_of(others.correct(cross), others, cross, "higher"),
+        "ira": proportion_of(others.correct(own), others, own, "higher"),
+        "cra": proportion_of(grid.correct(cross), grid, cross, "higher"),
+        "cra_strict": proportion_of(others.correct(cross), others, cross, "higher"),
         "ua_soft": mean_of(1 - target.confidence[own], target, own, "higher"),
         "ira_soft": mean_of(others.confidence[own], others, own, "higher"),
         "target_nothing_share": proportion_of(target.is_nothing(own), target, own, "lower"),
@@ -197,24 +197,27 @@ def forgetting(concept: Concept, every: Answers, grid: Answers) -> dict[str, Mea
 
 
 def proportion_of(outcomes: np.ndarray, answers: Answers, kind: str, better: Better) -> Measurement:
-    """A share of pictures: Wilson's interval, the cluster bootstrap beside it."""
-    low, high = wilson(int(outcomes.sum()), len(outcomes))
-    around = cluster_bootstrap(outcomes, answers.cells(), answers.prompted[kind].tolist())
-    return Measurement(float(outcomes.mean()), low, high, len(outcomes), "proportion", better, "wilson", around)
+    """An unweighted mean over labels of the share of pictures with outcome 1, with the wider of two intervals.
 
-
-def mean_of(outcomes: np.ndarray, answers: Answers, kind: str, better: Better) -> Measurement:
-    """An unweighted mean of label means, with its cluster bootstrap.
-
-    When every picture has the same outcome the bootstrap collapses to a point, which would claim certainty: Wilson's
-    interval of the pooled share is given instead (equal n per label, so the pooled share is that mean).
+    The bootstrap knows that pictures of a prompt go together, but near 0 and 1 it shrinks to a point, which would claim
+    certainty; Wilson's does the opposite. Every label has equally many pictures, so the pooled share is that mean.
     """
+    strata, n = answers.prompted[kind].tolist(), len(outcomes)
+    parts = {
+        "wilson": wilson(int(outcomes.sum()), n),
+        "bootstrap": cluster_bootstrap(outcomes, answers.cells(), strata),
+    }
+    low, high = wider(*parts.values())
+    name = "wider of cluster bootstrap and wilson"
+    return Measurement(stratified_mean(outcomes, strata), low, high, n, "proportion", better, name, parts)
+
+
+def mean_of(values: np.ndarray, answers: Answers, kind: str, better: Better) -> Measurement:
+    """An unweighted mean over labels of probabilities, with its cluster bootstrap."""
     strata = answers.prompted[kind].tolist()
-    value, n = stratified_mean(outcomes, strata), len(outcomes)
-    low, high = cluster_bootstrap(outcomes, answers.cells(), strata)
-    if outcomes.min() == outcomes.max() and value in (0.0, 1.0):
-        return Measurement(value, *wilson(round(value * n), n), n, "proportion", better, "wilson", (low, high))
-    return Measurement(value, low, high, n, "proportion", better, "cluster bootstrap")
+    low, high = cluster_bootstrap(values, answers.cells(), strata)
+    value = stratified_mean(values, strata)
+    return Measurement(value, low, high, len(values), "proportion", better, "cluster bootstrap")
 
 
 def load_benchmark(images: int, root: Path = ROOT) -> Canvas:

@@ -55,7 +55,7 @@ class Judge:
 
 
 def load_judge(name: str | Path, *, root: Path = ROOT, device: str | torch.device = "cpu") -> Judge:
-    """Load a judge by name ("object", "style", "hazard") or from a folder of the same layout."""
+    """Load a judge: a str is a name ("object", "style", "hazard"), a Path a folder of the same layout."""
     folder = _folder(name, root)
     with no_progress_bars():
         network = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32).eval().to(device)
@@ -75,10 +75,10 @@ def load_judge(name: str | Path, *, root: Path = ROOT, device: str | torch.devic
 
 
 def _folder(name: str | Path, root: Path) -> Path:
-    if Path(name).is_dir():
-        return Path(name)
-    folder = judge_folder(str(name), root)
+    # Never by what lies in the working directory: a folder there that is called "object" is no judge.
+    folder = name if isinstance(name, Path) else judge_folder(name, root)
     if not folder.is_dir():
         present = sorted(path.name for path in (root / "judges").glob("*") if path.is_dir())
-        raise FileNotFoundError(unknown("judge", str(name), present, "Give one of these or a judge's folder."))
+        advice = "Give one of these, or a judge's folder as a Path."
+        raise FileNotFoundError(unknown("judge", str(name), present, advice))
     return folder

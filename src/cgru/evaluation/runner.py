@@ -1,24 +1,28 @@
 """Jobs -> images -> predictions: the part of an evaluation that costs time, in batches, and resumable job by job.
 
-A prediction is kept for (job, key), where the key is a hash of everything that decides it: model weights, sampling,
-judges, dtype, device and library versions. What is there already is not drawn again.
+A prediction is kept for (job, key), where the key is a hash of everything that decides it: model weights and settings,
+sampling, judges, dtype, device and library versions. What is there already is not drawn again. Nothing that an earlier
+evaluation left in the folder is replaced before all pictures are drawn and judged.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from cgru.backbones.base import Backbone
-from cgru.evaluation.base import Job, Predictions, Sampling
+from cgru.evaluation.base import NOTHING, Job, Predictions, Sampling, stable_hash
 from cgru.evaluation.judges import Judge
 from cgru.evaluation.store import PredictionFile, Row, job_row, pack, unpack, write_atomic, write_lines
 from cgru.mdp import rollout
@@ -34,21 +38,24 @@ class Panel:
     judges: Mapping[str, Judge]
     feature_judge: str
 
-    def rows(self, jobs: Sequence[Job], images: Tensor, key: str) -> list[Row]:
-        """What every judge says about a batch, one row per job."""
+    def rows(self, jobs: Sequence[Job], images: Tensor, broken: np.ndarray, key: str) -> list[Row]:
+        """What every judge says about a batch, one row per job; `broken` (n,) pictures show nothing by definition."""
         seen = {name: judge.look(images) for name, judge in self.judges.items()}
         features = seen[self.feature_judge][1].cpu().numpy()
         chances = {name: result[0].double().cpu().numpy() for name, result in seen.items()}
+        for name, judge in self.judges.items():
+            chances[name][broken] = [label == NOTHING for label in judge.labels]
         return [
-            {"id": job.id, "key": key, **self._answers(chances, i), "features": pack(features[i])}
-            for i, job in enumerate(jobs)
+            {"id": job.id, "key": key, **self._answers(chances, i), "broken": bool(lost), "features": pack(features[i])}
+            for i, (job, lost) in enumerate(zip(jobs, broken, strict=True))
         ]
 
     def collect(self, rows: Sequence[Row]) -> Predictions:
         """Rows back as arrays."""
         chances = {name: np.array([row["probabilities"][name] for row in rows]) for name in self.judges}
         labels = {name: judge.labels for name, judge in self.judges.items()}
-        return Predictions(labels, chances, np.stack([unpack(row["features"]) for row in rows]))
+        features = np.stack([unpack(row["features"]) for row in rows])
+        return Predictions(labels, chances, features, broken=sum(row["broken"] for row in rows))
 
     def _answers(self, chances: Mapping[str, np.ndarray], i: int) -> Row:
         said = {name: judge.labels[chances[name][i].argmax()] for name, judge in self.judges.items()}
@@ -66,15 +73,36 @@ def draw(backbone: Backbone, prompts: Sequence[str], seeds: Sequence[int], sampl
     return backbone.decode(x)
 
 
+def mend(images: Tensor) -> tuple[Tensor, np.ndarray]:
+    """White pictures in place of those that are not finite (a diverged model's), and which these are (n,)."""
+    is_broken = ~images.flatten(1).isfinite().all(1)
+    return torch.where(is_broken[:, None, None, None], 1.0, images), is_broken.cpu().numpy()
+
+
 def fingerprint(backbone: Backbone) -> str:
-    """sha256 over names, types and bits of all weights of all networks the backbone holds."""
+    """sha256 over the settings of all parts the backbone holds, and names, types and bits of all their weights."""
     digest = hashlib.sha256()
-    for part, network in sorted(vars(backbone).items()):
-        if isinstance(network, nn.Module):
-            for name, weight in network.state_dict().items():
-                digest.update(f"{part}.{name} {weight.dtype} {tuple(weight.shape)}".encode())
+    for name, part in sorted(vars(backbone).items()):
+        digest.update(f"{name} {stable_hash(settings_of(part))}".encode())
+        if isinstance(part, nn.Module):
+            for place, weight in part.state_dict().items():
+                digest.update(f"{name}.{place} {weight.dtype} {tuple(weight.shape)}".encode())
                 digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def settings_of(part: object) -> dict[str, Any]:
+    """What decides a part's behaviour beside weights, as JSON: the config of a network or scheduler, a vocabulary.
+
+    Left out: where it was read from, which library wrote it (keys with an underscore), and a tokenizer's last call.
+    """
+    if isinstance(part, PreTrainedTokenizerBase):
+        state = json.loads(part.backend_tokenizer.to_str())
+        kept = {key: value for key, value in state.items() if key not in ("version", "truncation", "padding")}
+        return {**kept, "model_max_length": part.model_max_length}
+    config = getattr(part, "config", {})  # diffusers and transformers share no class for it
+    table = config if isinstance(config, Mapping) else config.to_dict()
+    return {key: value for key, value in table.items() if not key.startswith("_") and key != "transformers_version"}
 
 
 def predict(
@@ -89,23 +117,25 @@ def predict(
     progress: Progress,
 ) -> Predictions:
     """Draw and judge what is not there yet; writes jobs.jsonl, predictions.jsonl and the grid's pictures."""
-    (folder / "samples").mkdir(parents=True, exist_ok=True)
-    write_lines(folder / "jobs.jsonl", [job_row(job) for job in jobs])
+    samples = folder / "samples" / key
+    samples.mkdir(parents=True, exist_ok=True)
     file = PredictionFile(folder, key)
     rows = file.read()
-    todo = [job for job in jobs if job.id not in rows or (is_shown(job) and not sample_path(folder, job).is_file())]
+    todo = [job for job in jobs if job.id not in rows or (is_shown(job) and not sample_path(samples, job).is_file())]
     progress(len(jobs) - len(todo), len(jobs))
     for start in range(0, len(todo), batch_size):
         batch = todo[start : start + batch_size]
-        images = draw(backbone, [job.prompt for job in batch], [job.seed for job in batch], sampling)
-        save_samples(folder, batch, images)
-        new = panel.rows(batch, images, key)
+        images, broken = mend(draw(backbone, [job.prompt for job in batch], [job.seed for job in batch], sampling))
+        save_samples(samples, batch, images)
+        new = panel.rows(batch, images, broken, key)
         file.append(new)  # after the pictures: a row means that the job is done
         rows |= {row["id"]: row for row in new}
         progress(len(jobs) - len(todo) + start + len(batch), len(jobs))
-    ordered = [rows[job.id] for job in jobs]
-    file.finish(ordered)
-    return panel.collect(ordered)
+    ordered = {job.id: rows[job.id] for job in jobs}
+    write_lines(folder / "jobs.jsonl", [job_row(job) for job in jobs])
+    (folder / "grid.png").unlink(missing_ok=True)  # it shows what was here before
+    file.finish([*(ordered | rows).values()])  # pictures beyond these jobs too: they cost as much
+    return panel.collect([*ordered.values()])
 
 
 def is_shown(job: Job) -> bool:
@@ -113,18 +143,18 @@ def is_shown(job: Job) -> bool:
     return job.labels["index"] == 0
 
 
-def sample_path(folder: Path, job: Job) -> Path:
+def sample_path(samples: Path, job: Job) -> Path:
     """Where the picture of a shown job lies."""
-    return folder / "samples" / f"{job.id}.png"
+    return samples / f"{job.id}.png"
 
 
-def save_samples(folder: Path, jobs: Sequence[Job], images: Tensor) -> None:
+def save_samples(samples: Path, jobs: Sequence[Job], images: Tensor) -> None:
     """Keep the pictures of shown jobs as PNG."""
     for job, picture in zip(jobs, to_pictures(images), strict=True):
         if is_shown(job):
             buffer = io.BytesIO()
             picture.save(buffer, format="PNG")
-            write_atomic(sample_path(folder, job), buffer.getvalue())
+            write_atomic(sample_path(samples, job), buffer.getvalue())
 
 
 def to_pictures(images: Tensor) -> list[Image.Image]:

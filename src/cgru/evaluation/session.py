@@ -18,11 +18,11 @@ from cgru.backbones import load_model
 from cgru.backbones.base import Backbone
 from cgru.catalog import resolve
 from cgru.edits import Edit, base_model, find_edit, is_run, load_edit
-from cgru.evaluation.assets import EMBEDDED, ROOT, model_source
-from cgru.evaluation.base import Benchmark, Job, Score, stable_hash
+from cgru.evaluation.assets import EMBEDDED, ROOT, is_embedded, model_source
+from cgru.evaluation.base import Benchmark, Job, stable_hash
 from cgru.evaluation.judges import Judge, load_judge
 from cgru.evaluation.runner import Panel, fingerprint, predict
-from cgru.evaluation.store import check_writable, write_json
+from cgru.evaluation.store import SCORES, check_contents, check_writable, scores_pending, write_json
 from cgru.tasks import UnlearnTask
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "numpy", "pillow")
@@ -78,7 +78,7 @@ def evaluate(model: str | Path, benchmark: str = "canvas", **settings: Any) -> d
 def prepare(request: Request) -> Session:
     """Check and load, cheap checks first; raises ValueError or OSError for a user's mistake."""
     _check_counts(request)
-    benchmark: Benchmark = resolve("benchmark", request.benchmark)(request.images, request.root)
+    benchmark = _benchmark(request)
     task = benchmark.task(request.target)
     edit_file = find_edit(request.model)
     if request.base is not None and edit_file is None:
@@ -94,35 +94,46 @@ def prepare(request: Request) -> Session:
     base = _base(request, name, backbone, edit)
     mark = fingerprint(backbone) if edit is None else stable_hash([fingerprint(backbone), edit.fingerprint])
     judges = {judge: load_judge(judge, root=request.root, device=backbone.device) for judge in benchmark.judges}
-    out = request.out or _default_parent(request) / _default_name(request, benchmark, mark)
+    out = request.out or _default_parent(request) / _default_name(request, benchmark, task, mark)
+    for folder in (out, out / "base"):
+        check_contents(folder)
     panel = Panel(judges, benchmark.feature_judge)
     return Session(request, benchmark, task, benchmark.jobs(task), panel, backbone, edit, base, mark, out)
 
 
 def run(session: Session, progress: Progress = lambda what, done, total: None) -> dict[str, Any]:
-    """Draw, judge and score; scores.json is written last."""
-    base = None
-    if session.base is not None:
-        mark = fingerprint(session.base)
-        score = _measure(session, session.base, mark, session.out / "base", "base", progress)
-        base = {"model": session.base.name, "fingerprint": mark, **_record(score)}
-    if session.edit is None:
-        score = _measure(session, session.backbone, session.fingerprint, session.out, "model", progress)
-    else:
-        with session.edit.applied(session.backbone) as edited:
-            score = _measure(session, edited, session.fingerprint, session.out, "edited model", progress)
-    scores = {
-        "benchmark": session.benchmark.name,
-        "version": session.benchmark.version,
-        "protocol": {**session.benchmark.protocol(session.task), **_provenance(session), "model": _identity(session)},
-        **_record(score),
-        "base": base,
-    }
-    write_json(session.out / "scores.json", scores)
+    """Draw, judge and score; scores.json is written last, and no earlier one is there while it is not true."""
+    with scores_pending(session.out):
+        base = _measure_base(session, progress)
+        scores = {
+            "benchmark": session.benchmark.name,
+            "version": session.benchmark.version,
+            "protocol": _protocol(session),
+            **_measure_model(session, progress),
+            "base": base,
+        }
+        write_json(session.out / SCORES, scores)
     return scores
 
 
-def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what: str, progress: Progress) -> Score:
+def _measure_base(session: Session, progress: Progress) -> dict[str, Any] | None:
+    if session.base is None:
+        return None
+    mark = fingerprint(session.base)
+    found = _measure(session, session.base, mark, session.out / "base", "base", progress)
+    return {"model": session.base.name, "fingerprint": mark, **found}
+
+
+def _measure_model(session: Session, progress: Progress) -> dict[str, Any]:
+    if session.edit is None:
+        return _measure(session, session.backbone, session.fingerprint, session.out, "model", progress)
+    with session.edit.applied(session.backbone) as edited:
+        return _measure(session, edited, session.fingerprint, session.out, "edited model", progress)
+
+
+def _measure(
+    session: Session, backbone: Backbone, mark: str, folder: Path, what: str, progress: Progress
+) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     key = stable_hash([session.benchmark.name, session.benchmark.version, _provenance(session), mark])[:16]
     size = session.request.batch_size or (16 if backbone.device.type == "cpu" else 64)
@@ -136,11 +147,13 @@ def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what
         batch_size=size,
         progress=lambda done, total: progress(what, done, total),
     )
-    return session.benchmark.score(session.task, session.jobs, predictions)
+    score = session.benchmark.score(session.task, session.jobs, predictions)
+    found = {name: measurement.record() for name, measurement in score.measurements.items()}
+    return {"measurements": found, "broken_images": predictions.broken, **score.tables}
 
 
-def _record(score: Score) -> dict[str, Any]:
-    return {"measurements": {name: found.record() for name, found in score.measurements.items()}, **score.tables}
+def _protocol(session: Session) -> dict[str, Any]:
+    return {**session.benchmark.protocol(session.task), **_provenance(session), "model": _identity(session)}
 
 
 def _provenance(session: Session) -> dict[str, Any]:
@@ -171,17 +184,26 @@ def _identity(session: Session) -> dict[str, Any]:
 
 
 def _base(request: Request, name: str, backbone: Backbone, edit: Edit | None) -> Backbone | None:
-    if not request.with_base or (edit is None and _is_embedded(name, request.root)):
+    if not request.with_base or (edit is None and is_embedded(name, request.root)):
         return None
     return backbone if edit else _load(EMBEDDED, request)
 
 
-def _is_embedded(name: str, root: Path) -> bool:
-    return name == EMBEDDED or Path(name).resolve() == (root / EMBEDDED).resolve()
-
-
 def _load(name: str, request: Request) -> Backbone:
     return load_model(model_source(name, request.root), device=request.device, dtype=request.dtype)
+
+
+def _benchmark(request: Request) -> Benchmark:
+    factory = resolve("benchmark", request.benchmark)
+    mistake = f"{request.benchmark!r} makes no benchmark"
+    advice = "allowed: a function (images, root) that returns one. See `cgru list benchmarks`."
+    try:
+        benchmark = factory(request.images, request.root)
+    except TypeError as error:
+        raise ValueError(f"{mistake} ({error}); {advice}") from error
+    if not isinstance(benchmark, Benchmark):
+        raise ValueError(f"{mistake} but a {type(benchmark).__name__}; {advice}")
+    return benchmark
 
 
 def _check_counts(request: Request) -> None:
@@ -195,11 +217,11 @@ def _default_parent(request: Request) -> Path:
     return Path(request.model) / "eval" if is_run(request.model) else Path("runs") / "eval"
 
 
-def _default_name(request: Request, benchmark: Benchmark, mark: str) -> str:
-    """A run keeps its evaluation as design.md says; others are told apart by model, target and weights."""
-    test = f"{benchmark.name}@{benchmark.version}"
-    if is_run(request.model):
-        return test
+def _default_name(request: Request, benchmark: Benchmark, task: UnlearnTask | None, mark: str) -> str:
+    """A run keeps its evaluations by target; others are told apart by model, number of pictures and weights too."""
+    test, target = f"{benchmark.name}@{benchmark.version}", task.concept.name if task else ""
     model = Path(request.model).resolve().name if Path(request.model).exists() else request.model
-    parts = [model.removesuffix(".safetensors"), test, f"n{request.images}", request.target or "", mark[:8]]
+    parts = [model.removesuffix(".safetensors"), test, f"n{request.images}", target, mark[:8]]
+    if is_run(request.model):
+        parts = [test, target]
     return "-".join(re.sub(r"[^a-z0-9@.]+", "-", part.lower()).strip("-") for part in parts if part)

@@ -1,7 +1,8 @@
 """Intervals: Wilson for one proportion, a stratified cluster bootstrap for means (evals/statistics.md).
 
 Pictures of one prompt are correlated, so the prompt is the unit that is resampled. Wilson treats pictures as
-independent and is therefore somewhat narrow for many pictures per prompt; the bootstrap is given beside it.
+independent and is narrow for many pictures per prompt; the bootstrap is narrow, or a point, where nearly all outcomes
+are alike. A share therefore reports the wider of both.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ def wilson(k: int, n: int, z: float = Z95) -> tuple[float, float]:
     low = 0.0 if k == 0 else centre - half
     high = 1.0 if k == n else centre + half
     return low, high
+
+
+def wider(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+    """The smallest interval that holds both."""
+    return min(a[0], b[0]), max(a[1], b[1])
 
 
 def stratified_mean(values: np.ndarray, strata: Sequence[str]) -> float:

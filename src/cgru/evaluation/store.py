@@ -1,7 +1,9 @@
 """The files of one evaluation: jobs.jsonl, predictions.jsonl, scores.json and the pictures of the grid.
 
-Finished files appear under their name only when whole (temporary name, flush, rename). While a run is under way its
-predictions are appended to predictions.partial.jsonl, batch by batch, so that a killed run continues where it stopped.
+scores.json is written last: where it is, the folder is complete. While a new evaluation works in the same folder, the
+earlier one's is called scores.previous.json. Finished files appear under their name only when whole (temporary name,
+flush, rename). While a run is under way its predictions are appended to predictions.partial.jsonl, batch by batch, so
+that a killed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import base64
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +23,23 @@ import numpy as np
 from cgru.evaluation.base import Job
 
 Row = dict[str, Any]
+SCORES, PREVIOUS = "scores.json", "scores.previous.json"
+FILES = ("jobs.jsonl", "predictions.jsonl", "predictions.partial.jsonl", SCORES, PREVIOUS, "grid.png")
+FOLDERS = ("samples", "base")
+ANOTHER_PLACE = "allowed: a new folder, or one of an earlier evaluation. Choose another --out."
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write a whole file or nothing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # there only if the disk was full or the program was stopped
 
 
 def write_json(path: Path, value: object) -> None:
@@ -56,6 +66,25 @@ def check_writable(folder: Path) -> None:
         raise PermissionError(f"cannot write to {str(folder)!r} ({reason}); {allowed}") from error
 
 
+def check_contents(folder: Path) -> None:
+    """Fail before any work if something in `folder` is in the way of an evaluation's files or would be lost."""
+    for name in (*FILES, *FOLDERS):
+        path = folder / name
+        if path.exists() and path.is_dir() != (name in FOLDERS):
+            kind, wanted = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
+            raise ValueError(f"{str(path)!r} is {kind}, where an evaluation keeps {wanted}; {ANOTHER_PLACE}")
+    PredictionFile(folder, key="").read()
+
+
+@contextmanager
+def scores_pending(folder: Path) -> Iterator[None]:
+    """While inside, and after a failure inside, there is no scores.json; the earlier one is kept under another name."""
+    if (folder / SCORES).is_file():
+        (folder / SCORES).replace(folder / PREVIOUS)
+    yield
+    (folder / PREVIOUS).unlink(missing_ok=True)
+
+
 @dataclass(frozen=True)
 class PredictionFile:
     """predictions.jsonl of one folder, for one key (a hash of protocol and model)."""
@@ -65,7 +94,7 @@ class PredictionFile:
 
     @property
     def whole(self) -> Path:
-        """All predictions, in job order."""
+        """All predictions: those of the last evaluation in job order, then others of the same key."""
         return self.folder / "predictions.jsonl"
 
     @property
@@ -75,7 +104,7 @@ class PredictionFile:
 
     def read(self) -> dict[str, Row]:
         """Rows by job id; those of another model or protocol, and a line cut off by a kill, are passed over."""
-        rows = [row for path in (self.whole, self.partial) if path.is_file() for row in _complete_rows(path)]
+        rows = [*_rows(self.whole, may_be_cut=False), *_rows(self.partial, may_be_cut=True)]
         return {row["id"]: row for row in rows if row["key"] == self.key}
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -92,14 +121,19 @@ class PredictionFile:
         self.partial.unlink(missing_ok=True)
 
 
-def _complete_rows(path: Path) -> list[Row]:
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+def _rows(path: Path, *, may_be_cut: bool) -> Iterator[Row]:
+    """The rows of a file, none if there is no file; an error if it holds something else than predictions."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+    for line in filter(None, lines):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
-            continue  # a kill in the middle of a write: that job is drawn again
-    return rows
+            if may_be_cut:
+                continue  # a kill in the middle of a write: that job is drawn again
+            row = None
+        if not isinstance(row, dict) or not {"id", "key"} <= row.keys():
+            raise ValueError(f"{str(path)!r} holds {line[:40]!r}, which is no prediction of cgru; {ANOTHER_PLACE}")
+        yield row
 
 
 def job_row(job: Job) -> Row:

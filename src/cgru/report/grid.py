@@ -115,10 +115,12 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 def canvas_grid(folder: Path) -> Image.Image:
     """An evaluation folder at a glance, styles × classes: the first picture of each prompt, framed where misjudged."""
     jobs = [job for job in _lines(folder / "jobs.jsonl") if job["labels"]["index"] == 0]
-    judged = {row["id"]: row["judged"]["object"] for row in _lines(folder / "predictions.jsonl")}
+    answers = {row["id"]: row for row in _lines(folder / "predictions.jsonl")}
     cells = {job["id"]: (job["labels"]["style"], job["labels"]["class"]) for job in jobs}
-    pictures = {cell: _picture(folder / "samples" / f"{name}.png") for name, cell in cells.items()}
-    wrong = frozenset(cell for name, cell in cells.items() if judged[name] != cell[1])
+    # By key, a hash of model and settings: never a picture that another model left in the same folder.
+    places = {name: folder / "samples" / answers[name]["key"] / f"{name}.png" for name in cells}
+    pictures = {cell: _picture(places[name]) for name, cell in cells.items()}
+    wrong = frozenset(cell for name, cell in cells.items() if answers[name]["judged"]["object"] != cell[1])
     rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells.values(), strict=True))
     note = f"first picture of each prompt; red frame: the judge sees another object ({len(wrong)} of {len(cells)})"
     return labelled_grid(rows, columns, pictures, wrong, note)

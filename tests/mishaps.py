@@ -1,0 +1,31 @@
+"""Things that go wrong outside of our code: a full disk, a model that has diverged."""
+
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Writing past `size` bytes of any file is an OSError inside, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def diverged(model_folder: Path, folder: Path) -> Path:
+    """A copy of the model with one weight that makes every picture NaN."""
+    model = shutil.copytree(model_folder, folder)
+    file = model / "unet/diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    weights["conv_out.bias"][0] = torch.nan
+    save_file(weights, file)
+    return model
