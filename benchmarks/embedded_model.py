@@ -67,7 +67,6 @@ def pieces() -> dict[str, Piece]:
         "encode": lambda count: model.encode(images(count)),
         "CLIP vision tower": lambda count: tower(images(count) * 2 - 1),
         "object judge": lambda count: judge.look(images(count)),
-        "text encoder": lambda count: model.encode_text(["A Dogs image in Flat style"] * count),
     }
 
 
