@@ -17,7 +17,7 @@ import torch
 from tools.emoji_canvas import art
 from tools.emoji_canvas.training import Recipe
 
-# Recipes are those of the shipped version 1, all trained side by side within 11 minutes of one H200 (docs/lab.md).
+# Recipes of the shipped version 1 (docs/lab.md); its denoiser was annealed by the clock and stopped at this many steps.
 SEEDS = {"clip": 1, "vae": 2, "denoiser": 3, "object": 11, "style": 12, "hazard": 13, "detector": 21, "clip-eval": 31}
 RECIPES = {
     "clip": Recipe(steps=1500, batch=1024, learning_rate=1e-3, weight_decay=0.1),

@@ -25,7 +25,7 @@ from tools.emoji_canvas.training import generator_for, log
 from tools.emoji_canvas.vocabulary import CLASSES, EVERYDAY, HELD_OUT_SET, JUDGE_SETS, STYLES
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "cgru" / "assets"
-SAMPLING = {"steps": 20, "guidance": 3.0, "eta": 0.0}  # best of the samplers that `check` tried
+SAMPLING = {"steps": 20, "guidance": 3.0, "eta": 0.0}  # chosen by `check`, under the judges (docs/lab.md)
 REFERENCE_IMAGES = 4800
 LARGEST_FILE, LARGEST_TOTAL = 16 * 2**20, 48 * 2**20
 GENERATOR_ART = [f"Iconify {name}" for name in STYLES.values()]

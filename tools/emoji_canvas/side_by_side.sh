@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All training parts side by side on one GPU, within a time limit: the denoiser compiles while CLIP and VAE train, the
-# judges follow in two chains, the denoiser takes what time is left and anneals to the limit. About 11 minutes on an H200
-# gave version 1. Needs the parts art, icons and tokenizer in WORK.
+# judges follow in two chains, the denoiser takes what time is left and anneals to the limit. Version 1 was trained in this
+# order, by hand (docs/lab.md); this script has not been run on a GPU yet. Needs the parts art, icons and tokenizer in WORK.
 #
 #   bash tools/emoji_canvas/side_by_side.sh WORK SECONDS
 set -u
