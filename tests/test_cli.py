@@ -141,7 +141,7 @@ def test_paths_are_printed_as_they_are(folder: str, root: Path, capsys: pytest.C
     shutil.copytree(root / "emoji-canvas", folder, dirs_exist_ok=True)
     assert main(["evaluate", folder, "--images", "1", "--no-base", "--out", f"out {folder}"], root=root) == 0
     told = capsys.readouterr().out
-    assert f"{folder} on canvas@1" in told
+    assert f"{folder} on canvas@2" in told
     assert f"pictures: out {folder}/grid.png\n" in told
 
 

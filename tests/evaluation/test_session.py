@@ -31,7 +31,7 @@ def test_files_and_schema(asset_root: Path, tmp_path: Path) -> None:
     scores = cgru.evaluate("emoji-canvas", images=2, target="Dogs", out=tmp_path, root=asset_root)
     assert json.loads((tmp_path / "scores.json").read_text()) == scores
     assert scores["benchmark"] == "canvas"
-    assert scores["version"] == 1
+    assert scores["version"] == 2
     assert scores["base"] is None  # the base itself
     for name, found in scores["measurements"].items():
         assert {"value", "low", "high", "n", "unit", "better"} <= found.keys(), name
@@ -171,8 +171,8 @@ def test_run_folder_is_scored_inside_itself(asset_root: Path, lora: Path, tmp_pa
     (tmp_path / "config.yaml").write_text("model: emoji-canvas\n")
     session = prepare(Request(str(tmp_path), images=1, with_base=False, root=asset_root))
     targeted = prepare(Request(str(tmp_path), images=1, target="dogs", with_base=False, root=asset_root))
-    assert session.out == tmp_path / "eval" / "canvas@1"
-    assert targeted.out == tmp_path / "eval" / "canvas@1-dogs"
+    assert session.out == tmp_path / "eval" / "canvas@2"
+    assert targeted.out == tmp_path / "eval" / "canvas@2-dogs"
     assert run(session)["base"] is None
 
 
@@ -187,7 +187,7 @@ def test_default_folder_tells_target_images_and_weights_apart(asset_root: Path) 
         return session.out.as_posix()
 
     plain = folder(images=1)
-    assert plain.startswith("runs/eval/emoji-canvas-canvas@1-n1-")
+    assert plain.startswith("runs/eval/emoji-canvas-canvas@2-n1-")
     assert len({plain, folder(images=2), folder(images=1, target="Dogs")}) == 3
 
 

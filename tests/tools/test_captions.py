@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from transformers import CLIPTokenizer
 
+from cgru.tasks import load_lexicon
+from tools.emoji_canvas import captions as writing
 from tools.emoji_canvas.art import GROUPS, Record
 from tools.emoji_canvas.captions import MAX_TOKENS, CaptionWriter, article, tokenize, train_tokenizer
 from tools.emoji_canvas.vocabulary import COLOURS, DARK, STYLES
@@ -68,6 +71,34 @@ def test_pairs_share_a_style_and_differ_in_label() -> None:
 
 def test_article() -> None:
     assert [article(noun) for noun in ("owl", "dog", "old man")] == ["an owl", "a dog", "an old man"]
+    assert [article(noun) for noun in ("umbrella", "unicorn")] == ["an umbrella", "a unicorn"]  # by sound
+
+
+@pytest.fixture(scope="module")
+def drawn_words() -> set[str]:
+    """Every word that means something in a picture: of the shipped lexicon's phrases, styles and grounds."""
+    lexicon = load_lexicon()
+    phrases = [*lexicon.nouns, *lexicon.styles, *COLOURS]
+    for noun in lexicon.nouns.values():
+        phrases += [noun.singular, noun.plural, *noun.synonyms, *noun.breeds]
+    return {word for phrase in phrases for word in phrase.lower().split()}
+
+
+@pytest.mark.parametrize("group", ["QUALITIES", "THINGS", "VERBS", "ADVERBS", "PEOPLE", "PREPOSITIONS"])
+def test_no_filler_word_names_anything_that_is_drawn(group: str, drawn_words: set[str]) -> None:
+    # A caption "a dog near the tree" without a tree in its picture would teach the model to leave trees out.
+    words: list[str] = getattr(writing, group)
+    assert {"dog", "poodle", "flat", "blue"} <= drawn_words and len(words) > 10
+    endings = {word: {word, word + "s", word.removesuffix("s")} for word in words}
+    assert [word for word, forms in endings.items() if forms & drawn_words] == []
+
+
+def test_clauses_reach_the_captions_whole() -> None:
+    captions = [caption.lower() for caption in CaptionWriter(RECORDS, 0).scenes(3000, pairs=0.0).captions]
+    assert not [caption for caption in captions if "{" in caption or "}" in caption]
+    things = [c for c in captions if any(f" the {q} " in c for q in writing.QUALITIES)]
+    # 0.7 natural captions x 0.4 with filler x 0.5 clauses x half the templates or more: at least 7 % of 3,000.
+    assert len(things) > 210
 
 
 def test_the_tokenizer_is_a_clip_tokenizer_that_pads_with_its_end_token(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Build Emoji Canvas part by part: `python -m tools.emoji_canvas PART [--work FOLDER] [--device cuda]`.
 
-Parts, in order: art icons tokenizer clip clip-eval vae object style hazard detector denoiser check package.
+Parts, in order: art icons tokenizer clip clip-eval vae object style hazard detector reward-clip reward-swin denoiser
+check package.
 Each part is seeded, skips what it has already made and resumes from its checkpoint. `--smoke` runs a few steps of
 everything to see that it works.
 """
@@ -17,17 +18,20 @@ import torch
 from tools.emoji_canvas import art
 from tools.emoji_canvas.training import Recipe
 
-# Recipes of the shipped version 1 (docs/lab.md); its denoiser was annealed by the clock and stopped at this many steps.
+# Recipes of the shipped version 2 (docs/lab.md); its denoiser was annealed by the clock and stopped at this many steps.
 SEEDS = {"clip": 1, "vae": 2, "denoiser": 3, "object": 11, "style": 12, "hazard": 13, "detector": 21, "clip-eval": 31}
+SEEDS |= {"reward-clip": 41, "reward-swin": 42}
 RECIPES = {
     "clip": Recipe(steps=1500, batch=1024, learning_rate=1e-3, weight_decay=0.1),
     "clip-eval": Recipe(steps=1000, batch=1024, learning_rate=1e-3, weight_decay=0.1),
     "vae": Recipe(steps=2500, batch=256, learning_rate=1.5e-3, weight_decay=0.0),
     "object": Recipe(steps=4000, batch=256, learning_rate=2e-3, weight_decay=0.02),
-    "style": Recipe(steps=2500, batch=256, learning_rate=2e-3, weight_decay=0.02),
+    "style": Recipe(steps=6000, batch=256, learning_rate=2e-3, weight_decay=0.02),
     "hazard": Recipe(steps=2000, batch=256, learning_rate=2e-3, weight_decay=0.02),
-    "detector": Recipe(steps=2000, batch=256, learning_rate=2e-3, weight_decay=0.05),
-    "denoiser": Recipe(steps=6266, batch=512, learning_rate=1e-3, weight_decay=0.01, average=0.9995),
+    "detector": Recipe(steps=5000, batch=256, learning_rate=2e-3, weight_decay=0.05),
+    "reward-clip": Recipe(steps=2000, batch=256, learning_rate=3e-4, weight_decay=0.05),
+    "reward-swin": Recipe(steps=4000, batch=256, learning_rate=1e-3, weight_decay=0.05),
+    "denoiser": Recipe(steps=5211, batch=512, learning_rate=1e-3, weight_decay=0.01, average=0.9995),
 }
 SCENES = 300_000
 PARTS = (
@@ -41,6 +45,8 @@ PARTS = (
     "style",
     "hazard",
     "detector",
+    "reward-clip",
+    "reward-swin",
     "denoiser",
     "check",
     "package",
@@ -51,6 +57,8 @@ OUTPUTS = {
     "clip-eval": "clip-eval",
     "vae": "vae",
     "denoiser": "unet",
+    "reward-clip": "reward-clip/accuracy.json",
+    "reward-swin": "reward-swin/accuracy.json",
     **{name: f"judges/{name}/accuracy.json" for name in ("object", "style", "hazard", "detector")},
 }
 
@@ -88,13 +96,15 @@ def build(part: str, work: Path, device: torch.device, smoke: bool, compiled: bo
 def _train(
     part: str, work: Path, device: torch.device, seed: int, scenes: int, compiled: bool, recipe: Recipe | None
 ) -> None:
-    from tools.emoji_canvas import clip, denoiser, judges, vae
+    from tools.emoji_canvas import clip, denoiser, judges, rewards, vae
 
     assert recipe is not None, part
     if part in clip.SIZES:
         clip.train(part, work, device, recipe, seed, scenes)
     elif part == "vae":
         vae.train(work, device, recipe, seed, scenes)
+    elif part.startswith("reward-"):
+        rewards.train(part, work, device, recipe, seed)
     elif part == "denoiser":
         denoiser.train(work, device, recipe, seed, scenes, compiled)
     else:

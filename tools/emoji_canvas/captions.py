@@ -1,8 +1,9 @@
 """Captions: the sentences Emoji Canvas is trained on, and the CLIP tokenizer learned from them.
 
 A scene is one or two icons on a coloured ground; its caption names the object (by class, word or breed) and, each
-only sometimes and in any order, the style and the ground. A third of the natural captions carry words that say
-nothing about the picture (moods, places, invented words), so that unknown words are ignored, not drawn.
+only sometimes and in any order, the style and the ground. Two fifths of the natural captions carry words that say
+nothing about the picture (moods, places, people, invented words), so that such words are passed over, not drawn; a
+sentence with several words from outside these lists can still disturb the picture (docs/emoji-canvas.md).
 """
 
 from __future__ import annotations
@@ -37,6 +38,39 @@ in the evening mist; as if by magic; with great detail; against all odds; in a b
 keeping watch; at midnight; surrounded by silence; in the golden hour; with a calm expression; after the party;
 reading the news; thinking about tomorrow; in high resolution; trending online; award winning; for my grandmother"""
 
+# Everyday English for phrases like "near the glorious mountain while everyone slowly walks": none of it is drawn.
+PREPOSITIONS = "near by behind above below beyond around inside outside across along over under toward past".split()
+QUALITIES = """glorious distant ancient modern narrow wide frozen warm cold empty crowded famous forgotten hidden noisy
+peaceful dusty shiny broken wooden metal giant round soft hard heavy deep shallow rich poor young early late
+local foreign common rare careful honest nervous tired hungry thirsty clever silly serious royal public private winter
+summer autumn spring rural urban northern southern eastern western foggy rainy sunny windy muddy steep smooth rough
+sweet bitter fresh plain grand humble cheerful gloomy""".split()
+THINGS = """mountain valley hill village street road bridge library theatre market
+station harbour island desert field meadow corner room hallway staircase floor wall window door roof chair table
+bed mirror carpet blanket pillow basket box bag wallet letter newspaper map ticket coin ring necklace
+pencil paper painting photograph song melody dance game contest race holiday festival wedding meeting journey question
+answer idea promise rumour accident surprise weather shadow echo whisper silence border gate fence path tunnel
+crowd neighbour doctor sailor pilot artist student visitor stranger lawyer baker judge""".split()
+VERBS = """walks runs sleeps waits dances sings reads writes rests works travels listens watches smiles laughs stands
+sits turns rises falls grows shines floats drifts hides hurries wanders whispers learns builds paints counts explains
+remembers forgets""".split()
+ADVERBS = """slowly quickly quietly gladly often never always sometimes rarely gently boldly together alone again
+forever today tomorrow yesterday tonight soon almost barely nicely politely suddenly""".split()
+PEOPLE = "everyone nobody somebody she he they we people visitors students neighbours travellers".split()
+CLAUSES = (
+    "{preposition} the {quality} {thing}",
+    "{preposition} a {thing}",
+    "{preposition} the {quality} {quality2} {thing}",
+    "{preposition} the {thing} of the {quality} {thing2}",
+    "while {person} {adverb} {verb}",
+    "as {person} {verb} {preposition} the {thing}",
+    "with the {quality} {thing}",
+    "for the {quality} {thing}",
+    "that {verb} {adverb}",
+    "which {verb} {preposition} the {quality} {thing}",
+    "because {person} {verb}",
+    "about a {quality} {thing} and a {thing2}",
+)
 FILLER_PHRASES = tuple(re.sub(r"\s+", " ", part).strip() for part in FILLERS.split(";"))
 SYLLABLES = """ba bri cor dal den eff fa gor hin il jo ka lem lor mar mi nel no os pa qui ra ril sa sem ta tor ul va
 vel wi xan yor za""".split()
@@ -87,8 +121,9 @@ class Scenes:
 
 
 def article(noun: str) -> str:
-    """ "a dog", "an owl"."""
-    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"
+    """ "a dog", "an owl", "an umbrella", "a unicorn"."""
+    sounds_like_a_vowel = noun[0] in "aeio" or (noun[0] == "u" and noun[:3] not in ("uni", "use", "uti"))
+    return f"{'an' if sounds_like_a_vowel else 'a'} {noun}"
 
 
 class CaptionWriter:
@@ -107,7 +142,7 @@ class CaptionWriter:
         self.labels = {group: [n.label for n in nouns] for group, nouns in GROUPS.items()}
         self.colours = list(COLOURS)
 
-    def scenes(self, count: int, pairs: float = 0.08) -> Scenes:
+    def scenes(self, count: int, pairs: float = 0.12) -> Scenes:
         """`count` scenes; a share `pairs` shows two objects."""
         rows = [self._pair() if self.random.random() < pairs else self._single() for _ in range(count)]
         columns = list(zip(*rows, strict=True))
@@ -173,7 +208,7 @@ class CaptionWriter:
             parts.append(self.random.choice(STYLE_TEMPLATES).format(style=style))
         if ground or self.random.random() < 0.12:
             parts.append(self.random.choice(GROUND_TEMPLATES).format(colour=self.colours[ground]))
-        if self.random.random() < 0.3:
+        if self.random.random() < 0.4:
             parts.append(self._filler())
         if self.random.random() < 0.25:
             self.random.shuffle(parts)
@@ -182,11 +217,28 @@ class CaptionWriter:
         return text + "." if self.random.random() < 0.3 else text
 
     def _filler(self) -> str:
-        """A phrase of the list, or two to five invented words."""
-        if self.random.random() < 0.6:
+        """A phrase of the list, one or two clauses of everyday English, or two to five invented words."""
+        kind = self.random.random()
+        if kind < 0.3:
             return self.random.choice(FILLER_PHRASES)
+        if kind < 0.8:
+            return " ".join(self._clause() for _ in range(self.random.randint(1, 2)))
         words = ("".join(self.random.choices(SYLLABLES, k=self.random.randint(1, 3))) for _ in range(5))
         return " ".join(list(words)[: self.random.randint(2, 5)])
+
+    def _clause(self) -> str:
+        quality, quality2 = self.random.sample(QUALITIES, 2)
+        thing, thing2 = self.random.sample(THINGS, 2)
+        return self.random.choice(CLAUSES).format(
+            preposition=self.random.choice(PREPOSITIONS),
+            quality=quality,
+            quality2=quality2,
+            thing=thing,
+            thing2=thing2,
+            person=self.random.choice(PEOPLE),
+            verb=self.random.choice(VERBS),
+            adverb=self.random.choice(ADVERBS),
+        )
 
 
 def train_tokenizer(captions: Sequence[str], folder: Path) -> None:

@@ -15,7 +15,13 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForImageClassification, CLIPModel, CLIPTokenizer, CLIPVisionModelWithProjection
+from transformers import (
+    AutoModelForImageClassification,
+    CLIPModel,
+    CLIPTokenizer,
+    CLIPVisionModelWithProjection,
+    SwinModel,
+)
 
 from tools.emoji_canvas import art
 from tools.emoji_canvas.canvas import Composer, Layout
@@ -39,6 +45,8 @@ def main(work: Path) -> None:
         shutil.rmtree(ASSETS / folder, ignore_errors=True)
     pipeline(work, model)
     vision_tower(work, model / "clip")
+    for name in ("clip", "swin"):
+        reward(work, name, model / "reward" / name)
     (model / "canvas.json").write_text(json.dumps(vocabulary(work), indent=1) + "\n")
     CLIPModel.from_pretrained(work / "clip-eval", dtype=torch.float16).save_pretrained(ASSETS / "clip-eval")
     _write_json(
@@ -106,6 +114,27 @@ def vision_tower(work: Path, folder: Path) -> None:
     )
 
 
+def reward(work: Path, name: str, folder: Path) -> None:
+    """A reward network in half precision: tower, heads, labels; only the first starts from our CLIP."""
+    source = work / f"reward-{name}"
+    kind = CLIPVisionModelWithProjection if name == "clip" else SwinModel
+    kind.from_pretrained(source, dtype=torch.float16).save_pretrained(folder)
+    heads = {key: value.half() for key, value in load_file(source / "heads.safetensors").items()}
+    save_file(heads, folder / "heads.safetensors", metadata={"format": "pt"})
+    shutil.copy(source / "heads.json", folder)
+    _write_json(
+        folder / "lineage.json",
+        {
+            "name": f"emoji-canvas-reward-{name}",
+            "family": "CLIP" if name == "clip" else "Swin",
+            "started_from": [_sha256(folder.parents[1] / "clip" / "model.safetensors")] if name == "clip" else [],
+            "trained_on": GENERATOR_ART,
+            "weights_sha256": _sha256(folder / "model.safetensors"),
+            "accuracy": json.loads((source / "accuracy.json").read_text()),
+        },
+    )
+
+
 def vocabulary(work: Path) -> dict[str, object]:
     """canvas.json: the names the model knows, cells without art, how to sample."""
     records = art.load(work, "main")[1]
@@ -113,7 +142,7 @@ def vocabulary(work: Path) -> dict[str, object]:
     stand_ins = {icon for noun in CLASSES for icon in noun.substitutes}
     return {
         "name": "emoji-canvas",
-        "version": 1,
+        "version": 2,
         "classes": CLASS_NAMES,
         "styles": list(STYLES),
         "hazard": HAZARD_NAMES,

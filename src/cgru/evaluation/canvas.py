@@ -1,4 +1,4 @@
-"""Benchmark `canvas`, version 1: UnlearnCanvas' protocol on Emoji Canvas (evals/unlearncanvas.md, section 7).
+"""Benchmark `canvas`, version 2: UnlearnCanvas' protocol on Emoji Canvas (evals/unlearncanvas.md, section 7).
 
 Prompts "A {class} image in {style} style" for every class, style and n pictures; an object and a style judge; hard
 argmax as headline, probabilities ("soft") as second. Label accuracies are averaged unweighted. CRA counts the target's
@@ -38,7 +38,7 @@ class Canvas:
     reference: metrics.Gaussian
     images: int
     name: str = "canvas"
-    version: int = 1
+    version: int = 2
     judges: tuple[str, ...] = ("object", "style")
     feature_judge: str = "object"
 
