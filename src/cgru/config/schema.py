@@ -1,0 +1,346 @@
+"""The settings of a run, one frozen dataclass per part; under each field its unit and effect.
+
+Defaults are a small run on Emoji Canvas; where they are the paper's, the line says so. Presets live in cgru.presets.
+Types carry the allowed range (cgru.config.rules); combinations that cannot work are refused at the end of this file.
+No config travels below L3: functions take the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from cgru.config.rules import (
+    Count,
+    Decay,
+    NotNegative,
+    OneOf,
+    Positive,
+    PositiveShare,
+    Seed,
+    Share,
+    Text,
+    Whole,
+    check,
+)
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How rollouts are drawn."""
+
+    steps: Count = 10
+    """Denoising steps of a trajectory (paper: 50); time and memory grow with it."""
+    guidance: NotNegative = 3.0
+    """Classifier-free guidance scale; 1 is none, more follows the prompt more closely."""
+    noisy_steps: Whole = 0
+    """Only the first so many steps have noise, and so are learned from; the rest are deterministic. 0: all (paper)."""
+    eta: PositiveShare = 1.0
+    """DDIM noise, above 0 to 1 (ancestral, DDPO's); at 0 there would be nothing to learn from, as no step is random."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check(self, "sampling")
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """Which prompts, and how they are split into disjoint parts."""
+
+    source: Text = "generated"
+    """The word generated, the word templates, or the path of a .txt, .csv or .jsonl file."""
+    column: str = ""
+    """Column of a .csv or key of a .jsonl that holds the prompt; empty: "prompt"."""
+    count: Count = 80
+    """Distinct prompts of the policy (paper: 80 a class)."""
+    retain: Whole = 80
+    """Distinct prompts of what is to be kept; 0: none."""
+    critic: Whole = 40
+    """Prompts of the critic's warm start; 0: none."""
+    validation: Whole = 32
+    """Forget prompts for validation, and as many retain prompts; 0: no validation."""
+    split_seed: Seed = 0
+    """Seed of the split into parts; the run's own seed does not move it."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check(self, "prompts")
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """What the policy is paid for."""
+
+    name: Text = "concept"
+    """A catalog name, a weighted sum such as "0.7*concept+0.3*clip", or one's own "module:attr"."""
+    form: Literal["probability", "log-odds"] = "probability"
+    """1 - p(target) (the paper), or clipped log-odds, which keep a slope where p saturates."""
+    scale: Positive = 10.0
+    """Highest reward; the paper: 10 for objects, 1 for NSFW."""
+    temperature: Positive = 1.0
+    """Logits are divided by it before p is used; above 1 softens."""
+    limit: Positive = 6.0
+    """Log-odds are clipped to ± this, then mapped linearly to 0..scale."""
+    networks: tuple[str, ...] = ("clip",)
+    """Members of the ensemble, clip and swin on Emoji Canvas; the worst score counts."""
+    views: Count = 1
+    """Augmented views averaged per picture; 1: the picture itself only."""
+    nothing: Share = 0.0
+    """Weight, 0..1, of p(nothing recognisable) counted as if it were the target; at 1 collapse pays nothing."""
+    retain: NotNegative = 1.0
+    """Scale of the retain reward p(class of the prompt), as a multiple of `scale`."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check(self, "reward")
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The baseline V(x_t, c, t) and how it is fitted (Alg. 1 and 2)."""
+
+    kind: Literal["film", "plain", "prompt", "latent", "none"] = "film"
+    """film: the paper's; plain: without FiLM; prompt: sees the prompt; latent: DPOK's, no decoding; none: no critic."""
+    head: Literal["value", "classes"] = "value"
+    """A number, or class probabilities turned into V = scale·(1 - p_target), which serve any concept."""
+    view: Literal["noisy", "clean"] = "noisy"
+    """The decoded x_t (paper) or the decoded x̂0 that the rollout's prediction implies."""
+    trajectories: Whole = 64
+    """Trajectories of the warm start (Alg. 1); 0: no warm start."""
+    epochs: Count = 4
+    """Passes over the warm-start pairs."""
+    batch: Count = 128
+    """(state, step) pairs per optimiser step."""
+    learning_rate: Positive = 1e-4
+    """AdamW's, in the warm start."""
+    online_updates: Whole = 4
+    """Optimiser steps per iteration (Alg. 2); 0: the critic stays as warm-started."""
+    online_learning_rate: Positive = 1e-4
+    """AdamW's, in the online updates."""
+    weight_decay: NotNegative = 0.01
+    """AdamW's, in both."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check(self, "critic")
+
+
+@dataclass(frozen=True)
+class RetentionConfig:
+    """What keeps the rest of the model as it was; the paper leaves it to future work, so all is off."""
+
+    share: Decay = 0.0
+    """Share, 0 to under 1, of an iteration's trajectories that are retain prompts with their own reward."""
+    kl: NotNegative = 0.0
+    """Weight of KL(base ‖ policy) on states of retain trajectories."""
+    kl_forget: NotNegative = 0.0
+    """The same on the forget trajectories' states; with kl_form noise it is DPOK's."""
+    kl_form: Literal["gaussian", "noise"] = "gaussian"
+    """The KL of the step's Gaussians in closed form, or the squared difference of predicted noises (DPOK)."""
+    balance: NotNegative = 0.0
+    """Above 0: the weight shrinks until the KL gradient's norm is at most this times the policy gradient's; 0: off."""
+    bank: Count = 64
+    """Retain trajectories of the base policy kept for the KL."""
+    batch: Count = 64
+    """(state, step) pairs of the bank per update."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check(self, "retention")
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Policy optimisation (Alg. 2 and 3) and its LoRA."""
+
+    iterations: Count = 100
+    """Collect-and-update rounds, the paper's epochs (100–250)."""
+    trajectories: Count = 16
+    """Trajectories collected per iteration (paper: 4 batches of 4)."""
+    updates: Count = 2
+    """Optimiser steps per iteration over disjoint parts of the batch (paper: 2)."""
+    passes: Count = 1
+    """How often the collected batch is gone through."""
+    step_fraction: PositiveShare = 1.0
+    """Share of each trajectory's steps used in updates, drawn per trajectory."""
+    step_weights: Literal["equal", "balanced"] = "equal"
+    """How much each denoising step counts: equal (the paper), or balanced, by 1 / its log-prob's sensitivity, so that
+    the last steps, whose noise is smallest, do not drown the others."""
+    window: Whole = 0
+    """Above 0: DPOK's replay window in trajectories, the newest kept; 0: only this iteration's."""
+    warmup: Whole = 0
+    """Updates over which the learning rate rises to its value, as Adam's first steps are as long as any. 0: none."""
+    learning_rate: Positive = 3e-4
+    """AdamW's (paper: 3e-4)."""
+    weight_decay: NotNegative = 1e-4
+    """AdamW's."""
+    beta1: Decay = 0.9
+    """AdamW's decay of the mean gradient, 0 to under 1."""
+    beta2: Decay = 0.999
+    """AdamW's decay of the squared gradient, 0 to under 1."""
+    gradient_norm: Positive = 1.0
+    """Gradients are scaled down to this norm (paper: 1)."""
+    clip: Positive = 1e-4
+    """Half-width of the ratio's range around 1, in the paper's units: at 16,384 latent dimensions (paper: 1e-4)."""
+    clip_mode: Literal["pessimistic", "hard"] = "pessimistic"
+    """PPO's worse of clipped and unclipped, or the clamped ratio alone."""
+    advantage: Literal["critic", "batch", "per-prompt", "gae"] = "critic"
+    """r - V (the paper), DDPO's normalisation over the batch or per prompt, or GAE along the denoising chain."""
+    advantage_clamp: Positive = 5.0
+    """Normalised advantages (batch, per-prompt) are clamped to ± this, in standard deviations."""
+    normalise: bool = False
+    """Divide critic and gae advantages by their standard deviation over the batch."""
+    gae_lambda: Share = 0.95
+    """GAE's λ, 0..1; 1 is r - V."""
+    reward_weight: NotNegative = 1.0
+    """DPOK's weight of the reward term against its KL."""
+    rank: Count = 4
+    """LoRA rank; capacity and file size grow with it."""
+    alpha: Positive = 4.0
+    """LoRA alpha; the update is scaled by alpha / rank."""
+    targets: Text = "attention"
+    """Layers with a LoRA: attention, cross-attention, cross-attention-kv, attention+ff, or a regex over names."""
+    average: Decay = 0.0
+    """Decay per update, 0 to under 1, of the averaged LoRA weights that are exported; 0: the last weights."""
+    micro_batch: Whole = 0
+    """Pairs per forward pass, bounds memory; 0: sized automatically and kept in the run."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check(self, "policy")
+
+
+@dataclass(frozen=True)
+class WatchConfig:
+    """The outside detector, and stopping on validation prompts."""
+
+    every: Whole = 10
+    """Iterations between its looks; 0: never."""
+    alarm: Share = 0.3
+    """Gap, 0..1, between its share of target pictures and 1 - reward/scale that raises an alarm."""
+    stop: bool = False
+    """Stop at the best validation trade-off."""
+    target: Share = 0.95
+    """Validation UA, 0..1, wanted before stopping."""
+    patience: Count = 3
+    """Looks without a better trade-off before stopping."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check(self, "watch")
+
+
+@dataclass(frozen=True)
+class DiagnosticsConfig:
+    """The gradient variance of the paper's appendix."""
+
+    every: Whole = 0
+    """Iterations between measurements; 0: never."""
+    trajectories: Count = 16
+    """Trajectories of one measurement."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check(self, "diagnostics")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run. `device`, `tracker` and the two `_every` fields do not change its result."""
+
+    concept: Text
+    """What to forget: a class, a style or `hazard` on Emoji Canvas, any text on another model."""
+    model: Text = "emoji-canvas"
+    """A hub id, a diffusers folder, or emoji-canvas."""
+    method: Text = "cgru"
+    """A catalog name or one's own "module:attr"."""
+    preset: str = "demo"
+    """The preset these settings started from, for the record; changes nothing by itself."""
+    seed: Seed = 0
+    """Root seed, 32 bits; every purpose has its own child."""
+    device: Text = "auto"
+    """auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
+    dtype: Annotated[str, OneOf(("fp32", "bf16", "fp16"))] = "fp32"
+    """Precision of the model; log-probs and LoRA weights are fp32 all the same."""
+    checkpoint_every: Count = 5
+    """Iterations between checkpoints; the last one is always saved."""
+    samples_every: Whole = 10
+    """Iterations between sample pictures of fixed prompts and seeds; 0: never."""
+    tracker: Annotated[str, OneOf(("", "tensorboard", "wandb", "trackio"))] = ""
+    """Where metrics go beside metrics.jsonl; empty: nowhere."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """How rollouts are drawn."""
+    prompts: PromptConfig = field(default_factory=PromptConfig)
+    """Which prompts."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """What the policy is paid for."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The baseline."""
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    """Policy optimisation."""
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+    """What keeps the rest."""
+    watch: WatchConfig = field(default_factory=WatchConfig)
+    """The outside detector."""
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    """Gradient variance."""
+
+    def __post_init__(self) -> None:
+        """Check every field, then what no field can know alone."""
+        check(self, "")
+        for is_wrong, message in _combinations(self):
+            if is_wrong:
+                raise ValueError(message)
+
+
+def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
+    # Each of these would run for a while and then fail, or silently do nothing.
+    has_critic = config.critic.kind != "none"
+    policy, share = config.policy, config.retention.share
+    retains = share > 0 or config.retention.kl > 0
+    measured = min(config.diagnostics.trajectories, policy.trajectories)
+    return [
+        (
+            config.policy.advantage in ("critic", "gae") and not has_critic,
+            f"policy.advantage is {config.policy.advantage!r} and critic.kind 'none'; allowed without a critic: batch, "
+            "per-prompt. Choose one of these, or a critic.",
+        ),
+        (
+            has_critic and config.critic.trajectories > 0 and config.prompts.critic == 0,
+            f"critic.trajectories is {config.critic.trajectories} and prompts.critic 0; allowed: prompts for the warm "
+            "start, or none of it. Raise prompts.critic, or set critic.trajectories=0.",
+        ),
+        (
+            has_critic and config.critic.trajectories == 1,
+            "critic.trajectories is 1; allowed: 0, or 2 and more, since one is held out. Raise critic.trajectories.",
+        ),
+        (
+            policy.updates > policy.trajectories,
+            f"policy.updates is {policy.updates} and policy.trajectories {policy.trajectories}; allowed: at most one "
+            "update a trajectory, since updates share them out. Lower policy.updates.",
+        ),
+        (
+            share > 0 and not 0 < round(share * policy.trajectories) < policy.trajectories,
+            f"retention.share is {share} of {policy.trajectories} policy.trajectories, which rounds to none or all; "
+            "allowed: at least one of each kind. Change retention.share or policy.trajectories.",
+        ),
+        (
+            share > 0 and config.reward.retain == 0,
+            f"retention.share is {share} and reward.retain 0; allowed: a retain reward above 0. Raise reward.retain.",
+        ),
+        (
+            config.diagnostics.every > 0 and measured < 2,
+            f"diagnostics.every is {config.diagnostics.every} on {measured} trajectory; allowed: at least 2 for a "
+            "variance. Raise diagnostics.trajectories and policy.trajectories, or set diagnostics.every=0.",
+        ),
+        (
+            retains and config.prompts.retain == 0,
+            f"retention.share is {config.retention.share}, retention.kl {config.retention.kl} and prompts.retain 0; "
+            "allowed: retain prompts, or both at 0. Raise prompts.retain.",
+        ),
+        (
+            config.watch.stop and (config.watch.every == 0 or config.prompts.validation == 0),
+            f"watch.stop is true, watch.every {config.watch.every} and prompts.validation {config.prompts.validation}; "
+            "allowed: stopping with both above 0. Raise them, or set watch.stop=false.",
+        ),
+    ]
