@@ -1,0 +1,23 @@
+"""Prompts of a run: written from a lexicon or from templates (`sets`, `grammar`), or read from a file (`files`)."""
+
+from cgru.prompts.files import prompts_from_file
+from cgru.prompts.grammar import words_of
+from cgru.prompts.sets import (
+    Counts,
+    Prompt,
+    PromptSets,
+    generated_prompts,
+    retain_label_table,
+    template_prompts,
+)
+
+__all__ = [
+    "Counts",
+    "Prompt",
+    "PromptSets",
+    "generated_prompts",
+    "prompts_from_file",
+    "retain_label_table",
+    "template_prompts",
+    "words_of",
+]
