@@ -1,0 +1,79 @@
+"""The per-timestep critic V(x_t, c, t), baseline of the policy (paper §4; Alg. 1): `build_critic` makes one by name.
+
+`film` is the paper's network, `latent` DPOK's, `views` what they look at, `fit` warm start and online updates.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, cast, get_args
+
+import torch
+
+from cgru.catalog import unknown
+from cgru.critic.film import FilmCritic, Head
+from cgru.critic.latent import LatentCritic
+from cgru.critic.tower import Tower
+from cgru.critic.views import View
+
+Kind = Literal["film", "plain", "prompt", "latent"]
+
+
+def build_critic(
+    kind: str,
+    head: str,
+    view: str,
+    *,
+    tower: Tower | None,
+    labels: Sequence[str] = (),
+    target: str | Sequence[str] = (),
+    scale: float,
+    prior: float,
+    latent_shape: tuple[int, ...],
+    text_width: int,
+    seed: int = 0,
+) -> FilmCritic | LatentCritic:
+    """Build an untrained critic, float32 on the CPU; the same seed gives the same weights.
+
+    Args:
+        kind: `film` (the paper), `plain` (without time), `prompt` (FiLM by time and prompt) or `latent` (DPOK's).
+        head: `value` or `classes`; `latent` has `value` only.
+        view: `noisy` or `clean`; `latent` looks at latents whatever this says.
+        tower: from `load_tower`, for this critic alone; not needed by `latent`.
+        labels: of the classes head.
+        target: label or labels that the reward counts against, for the classes head.
+        scale: size of the reward.
+        prior: mean reward, what the value head says before training.
+        latent_shape: of the backbone, for `latent`.
+        text_width: last dimension of the text embeddings, for `prompt` and `latent`.
+        seed: of the fresh layers.
+    """
+    _check(kind, head, view, tower)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed accelerators, for good
+        if tower is None or kind == "latent":
+            return LatentCritic(latent_shape, text_width, scale=scale, prior=prior)
+        return FilmCritic(
+            tower,
+            head=cast(Head, head),
+            scale=scale,
+            prior=prior,
+            labels=labels,
+            target=target,
+            view=cast(View, view),
+            film=kind != "plain",
+            text_width=text_width if kind == "prompt" else None,
+        )
+
+
+def _check(kind: str, head: str, view: str, tower: Tower | None) -> None:
+    if kind not in get_args(Kind):
+        raise ValueError(unknown("critic kind", kind, get_args(Kind), "Set critic.kind to one of them."))
+    if head not in get_args(Head):
+        raise ValueError(unknown("critic head", head, get_args(Head), "Set critic.head to one of them."))
+    if kind == "latent":
+        if head != "value":
+            raise ValueError("critic kind 'latent' has no head 'classes'; set critic.head=value or another kind.")
+        return
+    if view not in ("noisy", "clean"):
+        raise ValueError(unknown("critic view", view, ("noisy", "clean"), "Set critic.view to one of them."))
+    if tower is None:
+        raise ValueError(f"critic kind {kind!r} needs a vision tower and got none; give one from load_tower.")

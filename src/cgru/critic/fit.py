@@ -1,0 +1,281 @@
+"""Fitting the critic: warm start (Alg. 1), online updates (Alg. 2) and how well it predicts, per timestep.
+
+Monte-Carlo regression to the terminal reward: (sample, step) pairs are shuffled over all trajectories and steps, which
+breaks the order in time, and each minibatch takes the mean squared error (the paper's Eq. sums over t; Alg. 1 and 2
+take the mean, as here). Trajectories of the warm start are collected once by the caller, not anew in each epoch.
+With the classes head the warm start is cross-entropy to class labels, as in the paper's ablation.
+"""
+# ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from cgru.critic.measures import accuracy_and_macro_precision, explained_variance, value_error
+from cgru.critic.views import ClassCritic, Critic
+from cgru.mdp.trajectory import Conditioning, Trajectory
+
+Views = Shaped[Tensor, "n t c h w"]
+
+REPORT_BATCH = 256
+"""States per forward pass when held-out trajectories are scored."""
+
+
+@dataclass(frozen=True)
+class CriticLoss:
+    """What some optimiser steps did: the loss of each, before its step, and the mean gradient norm."""
+
+    losses: tuple[float, ...]
+    gradient_norm: float
+
+    @property
+    def mean(self) -> float:
+        """Mean loss over the steps."""
+        return sum(self.losses) / len(self.losses)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """How a critic does on trajectories it was not fitted to."""
+
+    n: int
+    value_error: Float[Tensor, " t"]
+    explained_variance: Float[Tensor, " t"]
+    accuracy: float | None = None
+    """Of the classes head, over all timesteps alike, 0..1."""
+    macro_precision: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class WarmStart:
+    """Result of Alg. 1."""
+
+    loss: CriticLoss
+    held_out: HeldOut
+
+
+@dataclass(frozen=True, eq=False)
+class _States:
+    # All states of n trajectories; the pair (i, t) has the number i · horizon + t. Pair and sample ids are on the CPU.
+    views: Views
+    times: Int[Tensor, " t"]
+    cond: Conditioning
+
+    def pairs(self, samples: Tensor) -> Tensor:
+        horizon = len(self.times)
+        return (samples[:, None] * horizon + torch.arange(horizon)).flatten()
+
+    def sample(self, pairs: Tensor) -> Tensor:
+        return pairs // len(self.times)
+
+    def at(self, pairs: Tensor) -> tuple[Tensor, Tensor, Conditioning]:
+        i, t = self.sample(pairs), pairs % len(self.times)
+        return self.views[i, t], self.times[t], self.cond[i]
+
+
+@torch.no_grad()
+def values(critic: Critic, views: Views, trajectory: Trajectory, *, batch_size: int) -> Float[Tensor, "n t"]:
+    """Return V(x_t, c, t) at every state, on the trajectory's device."""
+    states = _States(views, trajectory.time, trajectory.cond)
+    return _values(critic, states, torch.arange(len(views)), batch_size).to(trajectory.x.device)
+
+
+def regress(
+    critic: Critic,
+    optimiser: Optimizer,
+    views: Views,
+    rewards: Float[Tensor, " n"],
+    times: Int[Tensor, " t"],
+    cond: Conditioning,
+    *,
+    updates: int,
+    batch: int,
+    generator: torch.Generator,
+) -> CriticLoss:
+    """Take `updates` optimiser steps on the squared error to the terminal reward (Alg. 2, online critic updates).
+
+    Args:
+        critic: changed in place.
+        optimiser: over the critic's parameters.
+        views: what the critic looks at, from `decoded_views`.
+        rewards: terminal reward of each trajectory.
+        times: what the denoiser receives at each step.
+        cond: n prompts.
+        updates: at least 1; pairs come in shuffled passes, so none returns before all were seen.
+        batch: pairs per step; the last step of a pass may have fewer.
+        generator: on the CPU; its draws are the only randomness.
+    """
+    states = _States(views, times, cond)
+    _check_rewards(rewards, len(views))
+    pairs = states.pairs(torch.arange(len(views)))
+    loss_of = _squared_error(critic, states, rewards)
+    return _descend(loss_of, optimiser, _minibatches(pairs, batch, updates, generator))
+
+
+def warm_start(
+    critic: Critic,
+    optimiser: Optimizer,
+    views: Views,
+    trajectory: Trajectory,
+    *,
+    epochs: int,
+    batch: int,
+    held_out: int,
+    generator: torch.Generator,
+) -> WarmStart:
+    """Fit the critic to collected trajectories with rewards (Alg. 1) and score it on `held_out` others of them."""
+    states, rewards = _States(views, trajectory.time, trajectory.cond), _rewards(trajectory)
+    train, rest = split(len(trajectory), held_out, generator)
+    loss_of = _squared_error(critic, states, rewards)
+    loss = _epochs(loss_of, optimiser, states.pairs(train), epochs, batch, generator)
+    return WarmStart(loss, _held_out(critic, states, rewards, rest))
+
+
+def warm_start_classes(
+    critic: ClassCritic,
+    optimiser: Optimizer,
+    views: Views,
+    trajectory: Trajectory,
+    labels: Int[Tensor, " n"],
+    *,
+    epochs: int,
+    batch: int,
+    held_out: int,
+    generator: torch.Generator,
+) -> WarmStart:
+    """Fit a classes head by cross-entropy to the class that each trajectory ends in; it then serves any target."""
+    states, rewards = _States(views, trajectory.time, trajectory.cond), _rewards(trajectory)
+    train, rest = split(len(trajectory), held_out, generator)
+
+    def cross_entropy(pairs: Tensor) -> Tensor:
+        logits = critic.logits(*states.at(pairs))
+        return functional.cross_entropy(logits, labels[states.sample(pairs)].to(logits.device))
+
+    loss = _epochs(cross_entropy, optimiser, states.pairs(train), epochs, batch, generator)
+    return WarmStart(loss, _held_out_classes(critic, states, rewards, labels, rest))
+
+
+def split(n: int, held_out: int, generator: torch.Generator) -> tuple[Int[Tensor, " train"], Int[Tensor, " held_out"]]:
+    """Return shuffled (training, held-out) trajectory ids: whole trajectories, since states of one share a reward."""
+    if not 1 <= held_out < n:
+        raise ValueError(f"{held_out} held-out of {n} trajectories; hold out at least 1 and leave at least 1 to fit.")
+    order = torch.randperm(n, generator=generator)
+    return order[held_out:], order[:held_out]
+
+
+@torch.no_grad()
+def class_scores(
+    critic: ClassCritic, views: Views, trajectory: Trajectory, labels: Int[Tensor, " n"], *, batch_size: int
+) -> tuple[float, float]:
+    """Return accuracy and macro precision over all states: every timestep counts the same, as with uniform draws."""
+    states = _States(views, trajectory.time, trajectory.cond)
+    return _class_scores(critic, states, labels, torch.arange(len(views)), batch_size)
+
+
+def _values(critic: Critic, states: _States, samples: Tensor, batch_size: int) -> Tensor:
+    parts = states.pairs(samples).split(batch_size)
+    return torch.cat([critic(*states.at(part)) for part in parts]).view(len(samples), -1)
+
+
+def _class_scores(
+    critic: ClassCritic, states: _States, labels: Tensor, samples: Tensor, batch_size: int
+) -> tuple[float, float]:
+    pairs = states.pairs(samples)
+    logits = torch.cat([critic.logits(*states.at(part)) for part in pairs.split(batch_size)]).cpu()
+    return accuracy_and_macro_precision(logits, labels.cpu()[states.sample(pairs)])
+
+
+@torch.no_grad()
+def _held_out(critic: Critic, states: _States, rewards: Tensor, samples: Tensor) -> HeldOut:
+    value = _values(critic, states, samples, REPORT_BATCH).cpu()
+    chosen = rewards.cpu()[samples]
+    return HeldOut(len(samples), value_error(value, chosen), explained_variance(value, chosen))
+
+
+@torch.no_grad()
+def _held_out_classes(
+    critic: ClassCritic, states: _States, rewards: Tensor, labels: Tensor, samples: Tensor
+) -> HeldOut:
+    scores = _held_out(critic, states, rewards, samples)
+    accuracy, precision = _class_scores(critic, states, labels, samples, REPORT_BATCH)
+    return HeldOut(scores.n, scores.value_error, scores.explained_variance, accuracy, precision)
+
+
+def _squared_error(critic: Critic, states: _States, rewards: Tensor) -> Callable[[Tensor], Tensor]:
+    def loss_of(pairs: Tensor) -> Tensor:
+        value = critic(*states.at(pairs))
+        return functional.mse_loss(value, rewards[states.sample(pairs)].to(value))
+
+    return loss_of
+
+
+def _epochs(
+    loss_of: Callable[[Tensor], Tensor],
+    optimiser: Optimizer,
+    pairs: Tensor,
+    epochs: int,
+    batch: int,
+    generator: torch.Generator,
+) -> CriticLoss:
+    updates = epochs * math.ceil(len(pairs) / max(batch, 1))
+    return _descend(loss_of, optimiser, _minibatches(pairs, batch, updates, generator))
+
+
+def _minibatches(pairs: Tensor, batch: int, updates: int, generator: torch.Generator) -> Iterator[Tensor]:
+    if updates < 1 or batch < 1:
+        raise ValueError(f"{updates} critic updates of {batch} states; both must be at least 1.")
+    return islice(_passes(pairs, batch, generator), updates)
+
+
+def _passes(pairs: Tensor, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    while True:
+        yield from pairs[torch.randperm(len(pairs), generator=generator)].split(batch)
+
+
+def _descend(loss_of: Callable[[Tensor], Tensor], optimiser: Optimizer, batches: Iterable[Tensor]) -> CriticLoss:
+    losses, norms = [], []
+    for update, pairs in enumerate(batches):
+        optimiser.zero_grad()
+        loss = loss_of(pairs)
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm(_gradients(optimiser))
+        losses.append(loss.item())
+        norms.append(norm.item())
+        if not math.isfinite(losses[-1]) or not math.isfinite(norms[-1]):
+            # before the step, so the weights are still those of the last good update
+            raise ValueError(
+                f"critic update {update}: loss {losses[-1]}, gradient norm {norms[-1]}; both must be finite. "
+                "Lower the critic's learning rate, or look at its rewards."
+            )
+        optimiser.step()
+    optimiser.zero_grad()
+    return CriticLoss(tuple(losses), sum(norms) / len(norms))
+
+
+def _gradients(optimiser: Optimizer) -> list[Tensor]:
+    parameters = (parameter for group in optimiser.param_groups for parameter in group["params"])
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _rewards(trajectory: Trajectory) -> Tensor:
+    if trajectory.reward is None:
+        raise ValueError("these trajectories have no reward to fit a critic to; score them first.")
+    _check_rewards(trajectory.reward, len(trajectory))
+    return trajectory.reward
+
+
+def _check_rewards(rewards: Tensor, n: int) -> None:
+    assert len(rewards) == n, f"{len(rewards)} rewards for {n} trajectories"
+    wrong = (~rewards.isfinite()).nonzero().flatten().tolist()
+    if wrong:
+        raise ValueError(
+            f"{len(wrong)} of {n} rewards are NaN or infinite, first at trajectory {wrong[0]}; "
+            "a critic needs finite rewards. Check the reward."
+        )

@@ -1,0 +1,95 @@
+"""What a critic is, and what it looks at: decoded x_t (the paper), decoded x̂0, or the latent itself.
+
+All three are functions of the state (x_t, c, t) alone, so A = r - V stays unbiased (paper, App. A). Every state is
+decoded once per trajectory and kept, because values and critic updates read it several times. Pictures are kept as
+uint8 of at most the critic's input size: 800 states of SD at 512 px are 2.5 GB in float32, 120 MB as 224-px bytes.
+"""
+# ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
+
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int, Shaped, UInt8
+from torch import Tensor
+from torch.nn import functional
+
+from cgru.catalog import unknown
+from cgru.mdp.trajectory import Conditioning, Trajectory
+
+View = Literal["noisy", "clean", "latent"]
+
+
+@runtime_checkable
+class Critic(Protocol):
+    """V(x_t, c, t): the expected terminal reward; an nn.Module in practice."""
+
+    @property
+    def view(self) -> View:
+        """What to feed it."""
+
+    def __call__(self, view: Tensor, time: Int[Tensor, " k"], cond: Conditioning) -> Float[Tensor, " k"]:
+        """Return values in reward units for k states; `time` is what the denoiser receives, so any step count serves.
+
+        Pictures are [0, 1] floats or uint8; inputs may lie on another device than the critic.
+        """
+
+
+@runtime_checkable
+class ClassCritic(Critic, Protocol):
+    """A critic that names what the finished picture will show."""
+
+    def logits(self, view: Tensor, time: Int[Tensor, " k"], cond: Conditioning) -> Float[Tensor, "k classes"]:
+        """Return one logit per label."""
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """The part of a backbone that views need."""
+
+    def decode(self, x: Tensor) -> Tensor:
+        """Turn latents into images, [0, 1]."""
+
+
+@torch.no_grad()
+def decoded_views(
+    backbone: Decoder, trajectory: Trajectory, which: str, *, batch_size: int, size: int | None = None
+) -> Shaped[Tensor, "n t c h w"]:
+    """Return what a critic looks at, for the states x_T..x_1 of each trajectory, on the trajectory's device.
+
+    Args:
+        backbone: whose VAE decodes; not used for `latent`.
+        trajectory: n runs of t steps; `clean` needs its x0_hat.
+        which: `noisy`, `clean` (both uint8 pictures) or `latent` (float32, x itself without a copy).
+        batch_size: latents decoded at once.
+        size: larger pictures are shrunk to this side before they are kept; give the critic's `image_size`.
+    """
+    latents = _latents(trajectory, which)
+    if which == "latent":
+        return latents
+    kept = [_kept(backbone.decode(part), size) for part in latents.flatten(0, 1).split(batch_size)]
+    return torch.cat(kept).unflatten(0, latents.shape[:2])
+
+
+def resized(images: Float[Tensor, "n 3 h w"], size: int) -> Float[Tensor, "n 3 size size"]:
+    """Return images of `size` × `size`; antialiased, which matters only when shrinking."""
+    if images.shape[-2:] == (size, size):
+        return images
+    return functional.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=True)
+
+
+def _latents(trajectory: Trajectory, which: str) -> Tensor:
+    if which not in get_args(View):
+        raise ValueError(unknown("critic view", which, get_args(View), "Set critic.view to one of them."))
+    if which != "clean":
+        return trajectory.x[:, :-1]
+    if trajectory.x0_hat is None:
+        raise ValueError("critic view 'clean' needs x̂0, which this rollout did not keep; roll out with keep_x0=True.")
+    return trajectory.x0_hat
+
+
+def _kept(images: Tensor, size: int | None) -> UInt8[Tensor, "n 3 h w"]:
+    # As bytes a NaN would silently become a colour.
+    if not bool(images.isfinite().all()):
+        raise ValueError("the decoded states hold NaN or infinity; run the model in fp32 or bf16.")
+    small = resized(images, size) if size is not None and max(images.shape[-2:]) > size else images
+    return (small * 255).round().to(torch.uint8)

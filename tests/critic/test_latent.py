@@ -1,0 +1,34 @@
+"""DPOK's latent critic against its formula."""
+
+import torch
+from tiny_critic import TEXT_WIDTH, conditioning
+
+from cgru.critic.film import pooled_text
+from cgru.critic.latent import LatentCritic
+
+
+def critic() -> LatentCritic:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = LatentCritic((4, 4, 4), TEXT_WIDTH, scale=2.0, prior=1.0)
+        torch.nn.init.normal_(made.head.linear.weight)
+        return made
+
+
+def test_three_layers_gated_by_the_bucket_of_the_time() -> None:
+    made, x, cond = critic(), torch.randn(2, 4, 4, 4, generator=torch.Generator().manual_seed(1)), conditioning(2)
+    h = torch.cat([x.flatten(1), pooled_text(cond)], 1)  # 64 latent numbers, 6 of text
+    assert [layer.linear.in_features for layer in made.layers] == [70, 256, 256]
+    for layer in made.layers:
+        # 50 buckets of 20 times: 999 is in the last, 39 in the second
+        gamma = layer.gamma.weight[torch.tensor([49, 1])]
+        h = torch.relu(gamma * (h @ layer.linear.weight.T + layer.linear.bias))
+    expected = 1 + 2 * (h @ made.head.linear.weight.T).squeeze(1)
+    torch.testing.assert_close(made(x, torch.tensor([999, 39]), cond), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_gates_start_between_0_and_1() -> None:
+    for layer in critic().layers:
+        gamma = layer.gamma.weight
+        assert gamma.shape == (50, 256) and 0 <= gamma.min() and gamma.max() <= 1
+        assert abs(gamma.mean() - 0.5) < 0.02  # uniform: 12,800 draws, standard error 0.0026
