@@ -17,11 +17,16 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
-demo: setup ## the embedded model: a grid of pictures and its benchmark
-	$(BIN)/cgru evaluate emoji-canvas --benchmark canvas --images 1 --out runs/demo
-	@echo
-	@echo "Look at runs/demo/grid.png (every class in every style) and runs/demo/scores.json (the figures)."
-	@echo "Next: $(BIN)/cgru generate 'a poodle on a blue background' --out poodle.png"
+demo: setup ## make the embedded model forget Dogs, then measure it before and after (minutes on two cores)
+	@told=$$($(BIN)/cgru unlearn Dogs --preset demo --out runs/demo) && \
+	run=$$(printf '%s\n' "$$told" | tail -n 1) && \
+	echo "$$told" && \
+	$(BIN)/cgru evaluate "$$run" --target Dogs --images 1 && \
+	echo && \
+	echo "Look at $$run/eval/*/before_after.png (before and after on the same noise)" && \
+	echo "and at $$run/samples (the same prompts over training)." && \
+	echo "Next: $(BIN)/cgru export $$run no-dogs && $(BIN)/cgru generate 'a poodle on a blue background' --model no-dogs \\" && \
+	echo "          --steps 20 --guidance 3 --out poodle.png"
 
 lint: setup
 	$(BIN)/ruff check .

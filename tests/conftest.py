@@ -1,7 +1,7 @@
 """Shared fixtures: tiny random Stable Diffusion folders made of diffusers' and transformers' own classes.
 
 Two flavours: `epsilon` looks like SD 1.x, `v_prediction` like SD 2.x. Latents are 4×8×8, images 16×16. No network is
-used: the hub is switched off and its cache is an empty folder. Shapes of `cgru.mdp` are checked under pytest only.
+used: the hub is switched off and its cache is an empty folder. Shapes are checked under pytest only.
 """
 
 import os
@@ -16,7 +16,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
-install_import_hook("cgru.mdp", "beartype.beartype")
+for package in ("mdp", "rl", "critic", "rewards"):
+    install_import_hook(f"cgru.{package}", "beartype.beartype")
 torch.set_num_threads(1)  # tiny networks: a second thread only waits
 
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel  # noqa: E402

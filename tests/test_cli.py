@@ -178,7 +178,9 @@ def test_libraries_leave_the_message_to_us(root: Path) -> None:
     assert not retries.isEnabledFor(logging.WARNING)
 
 
-@pytest.mark.parametrize(("what", "expected"), [("classes", list(CLASSES)), ("styles", list(STYLES)), ("methods", [])])
+@pytest.mark.parametrize(
+    ("what", "expected"), [("classes", list(CLASSES)), ("styles", list(STYLES)), ("methods", ["cgru", "ddpo", "dpok"])]
+)
 def test_list(what: str, expected: list[str], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert machine(capsys, root, "list", what) == {what: expected}
     assert main(["list", what], root=root) == 0

@@ -13,14 +13,35 @@ from typing import Any
 
 # A model's loader is called with (name, *, device, dtype); hub ids and folders go through the same loader.
 MODELS: Mapping[str, str] = {"emoji-canvas": "cgru.backbones:load_model"}
-METHODS: Mapping[str, str] = {}
-REWARDS: Mapping[str, str] = {}
+# A method's `apply` lays what it fixes over a config.
+METHODS: Mapping[str, str] = {
+    "cgru": "cgru.methods.cgru:apply",
+    "ddpo": "cgru.methods.ddpo:apply",
+    "dpok": "cgru.methods.dpok:apply",
+}
+# A preset is called with a concept and returns a config.
+PRESETS: Mapping[str, str] = {
+    "demo": "cgru.presets:demo",
+    "best": "cgru.presets:best",
+    "paper-object": "cgru.presets:paper_object",
+    "paper-nsfw": "cgru.presets:paper_nsfw",
+    "paper-aesthetic": "cgru.presets:paper_aesthetic",
+}
+# A reward's factory is called with (backbone, **settings) and gets the settings that its signature names.
+REWARDS: Mapping[str, str] = {
+    "concept": "cgru.rewards.concept:concept_reward",
+    "clip": "cgru.rewards.detectors:clip_reward",
+    "nsfw": "cgru.rewards.detectors:nsfw_reward",
+    "aesthetic": "cgru.rewards.detectors:aesthetic_reward",
+    "jpeg": "cgru.rewards.detectors:jpeg_reward",
+}
 # A benchmark's factory is called with (images, root): pictures per prompt and the asset folder.
 BENCHMARKS: Mapping[str, str] = {"canvas": "cgru.evaluation.canvas:load_benchmark"}
 
 TABLES: Mapping[str, Mapping[str, str]] = {
     "model": MODELS,
     "method": METHODS,
+    "preset": PRESETS,
     "reward": REWARDS,
     "benchmark": BENCHMARKS,
 }

@@ -5,7 +5,8 @@ images are float32, [0, 1], n×3×h×w. Device and dtype are chosen here and now
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -51,8 +52,8 @@ class Backbone(Protocol):
     def predict(self, x: Tensor, time: Tensor, cond: Conditioning, *, guidance: float) -> Tensor:
         """Return the denoiser's output at x (n, c, h, w) and time (n,), guidance applied, float32; differentiable."""
 
-    def kernel(self, steps: int, *, eta: float) -> ReverseKernel:
-        """Return the reverse kernel for a number of steps; eta is its noise, 0 to 1."""
+    def kernel(self, steps: int, *, eta: float, noisy_steps: int | None = None) -> ReverseKernel:
+        """Return the reverse kernel for a number of steps; eta is its noise, 0 to 1, in the first `noisy_steps`."""
 
     def decode(self, x: Tensor, *, batch_size: int | None = None) -> Tensor:
         """Turn latents into images; differentiable. `batch_size` bounds memory."""
@@ -98,6 +99,17 @@ def pick_device(device: str | torch.device) -> torch.device:
             "Use auto to let cgru choose."
         )
     return picked
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Float32 that is float32: on CUDA convolutions round to TF32 by default, which moves a ratio by 1e-3 at once."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def one_line(error: Exception) -> str:

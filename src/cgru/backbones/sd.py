@@ -81,7 +81,7 @@ class StableDiffusion:
         """Return the UNet's output with guidance applied, float32; only the network's input is cast to its dtype."""
         return guided(self._denoise, x, time, cond, guidance=guidance)
 
-    def kernel(self, steps: int, *, eta: float) -> DDIMKernel:
+    def kernel(self, steps: int, *, eta: float, noisy_steps: int | None = None) -> DDIMKernel:
         """Return DDIM over this model's schedule on its device."""
         if not 1 <= steps <= self.max_steps:
             raise ValueError(f"{steps} denoising steps; {self.name} allows 1 to {self.max_steps}")
@@ -91,6 +91,7 @@ class StableDiffusion:
             final_alpha=float(self.scheduler.final_alpha_cumprod),
             eta=eta,
             prediction_type=self.scheduler.config.prediction_type,
+            noisy_steps=noisy_steps,
         ).to(self.device)
 
     @property

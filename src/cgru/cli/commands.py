@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgru import catalog
-from cgru.cli.options import Doctor, Evaluate, Generate, ListNames
+from cgru.cli.options import Doctor, Evaluate, Export, Generate, ListNames, Resume, Unlearn
 from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
+from cgru.cli.training import prepare_export, prepare_resume, prepare_unlearn
 from cgru.evaluation import assets
 from cgru.evaluation.base import Sampling, stable_hash
 
@@ -173,7 +174,7 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
 
 def _evaluate(options: Evaluate, prepared: Session) -> int:
     from cgru.evaluation.session import run
-    from cgru.report.grid import canvas_grid
+    from cgru.report.grid import before_after, canvas_grid
 
     with progress_bar(options.json) as progress:
         scores = run(prepared, progress)
@@ -181,6 +182,9 @@ def _evaluate(options: Evaluate, prepared: Session) -> int:
     for folder in folders:
         save_png(folder / "grid.png", canvas_grid(folder))
     files = {"folder": str(prepared.out), "grid": str(prepared.out / "grid.png")}
+    if prepared.base and prepared.task:
+        files["strip"] = str(prepared.out / "before_after.png")
+        save_png(Path(files["strip"]), before_after(prepared.out))
     return show({**scores, **files}, options.json, lambda console: _tell_scores(console, scores, files))
 
 
@@ -193,12 +197,26 @@ def _tell_scores(console: Console, scores: Mapping[str, Any], files: Mapping[str
         _tell_broken(console, scores["base"]["broken_images"], "pictures of the base judged 'nothing' and")
     console.print(f"pictures: {files['grid']}", soft_wrap=True)
     console.print(f"scores, predictions and jobs: {files['folder']}", soft_wrap=True)
+    if "strip" in files:
+        _tell_change(console, scores)
+        console.print(f"before and after on the same noise: {files['strip']}", soft_wrap=True)
+
+
+def _tell_change(console: Console, scores: Mapping[str, Any]) -> None:
+    """The two figures that unlearning is about, before and after."""
+    from rich.table import Table
+
+    table = Table(scores["protocol"]["target"]["name"], "before", "after")
+    for name, words in {"ua": "UA, forgotten", "ira": "IRA, others kept"}.items():
+        before, after = (found["measurements"][name]["value"] for found in (scores["base"], scores))
+        table.add_row(words, f"{100 * before:.1f} %", f"{100 * after:.1f} %")
+    console.print(table)
 
 
 def prepare_list(options: ListNames, root: Path) -> Work:
     """Look the names up."""
     tables = {f"{kind}s": list(table) for kind, table in catalog.TABLES.items()}
-    kinds = ("models", "classes", "styles", "hazards", "everyday", "benchmarks", "methods", "rewards")
+    kinds = ("models", "classes", "styles", "hazards", "everyday", "benchmarks", "methods", "rewards", "presets")
     if options.what not in ("all", *kinds):
         raise ValueError(catalog.unknown("list", options.what, kinds, "Try `cgru list` for all of them."))
     chosen = kinds if options.what == "all" else (options.what,)
@@ -246,6 +264,9 @@ def _slug(text: str) -> str:
 
 
 PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
+    Unlearn: prepare_unlearn,
+    Resume: prepare_resume,
+    Export: prepare_export,
     Generate: prepare_generate,
     Evaluate: prepare_evaluate,
     ListNames: prepare_list,

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from cgru import __version__, catalog
 
+FLAGS = ("--dry-run", "--json", "--help")
+SETTING = re.compile(r"[\w.]+=")
 Device = Annotated[str, arg(metavar="NAME")]
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -44,6 +47,8 @@ def read_as(convert: type[int] | type[float] | type[str] | type[Path], metavar: 
 
 OWN = "(default: {}; emoji-canvas: its own)"
 BATCH = "(default: 16, on a GPU 64)"
+MODEL = "(default: the preset's; without one, emoji-canvas)"
+PRESET = "(default: demo on emoji-canvas, else paper-object)"
 Count = Annotated[int, read_as(int, "N")]
 Steps = Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=OWN.format(50))]
 Guidance = Annotated[float | None, read_as(float, "X"), arg(help_behavior_hint=OWN.format(7.5))]
@@ -109,11 +114,67 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Unlearn:
+    """Make a model forget a concept."""
+
+    concept: Annotated[Positional[str], arg(metavar="CONCEPT")]
+    """What to forget: on emoji-canvas a class, a style or hazard (`cgru list`), on another model any text."""
+    settings: Annotated[Positional[tuple[str, ...]], arg(metavar="[KEY=VALUE ...]", help_behavior_hint="")] = ()
+    """Any setting of the run, such as policy.iterations=60; `--dry-run --json` shows all of them."""
+    model: Annotated[str | None, read_as(str, "MODEL"), arg(help_behavior_hint=MODEL)] = None
+    """A hub id, a diffusers folder, or emoji-canvas."""
+    method: Annotated[str | None, read_as(str, "NAME"), arg(help_behavior_hint="(default: cgru)")] = None
+    """cgru, ddpo or dpok; wins over the preset."""
+    preset: Annotated[str | None, read_as(str, "NAME"), arg(help_behavior_hint=PRESET)] = None
+    """Where the settings start; see `cgru list presets`."""
+    config: Annotated[Path | None, read_as(Path, "FILE.yaml"), arg(help_behavior_hint="")] = None
+    """Start from this file instead of a preset, e.g. a run's config.yaml."""
+    seed: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint="(default: 0)")] = None
+    """Root of everything random in the run."""
+    device: Annotated[str | None, read_as(str, "NAME"), arg(help_behavior_hint="(default: auto)")] = None
+    """Where to compute: auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
+    dtype: Annotated[str | None, read_as(str, "NAME"), arg(help_behavior_hint="(default: the preset's, fp32)")] = None
+    """Precision of the model: fp32, bf16 or fp16."""
+    out: Annotated[Path, read_as(Path, "PARENT")] = Path("runs")
+    """Folder in which the run's own folder is made; the same command again continues the run."""
+    dry_run: bool = False
+    """Print the plan with expected time and memory, and write nothing."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run folder that was interrupted."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Save the whole model without the concept."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """A finished run folder."""
+    folder: Annotated[Positional[str], arg(metavar="FOLDER")]
+    """Where the model goes; new or empty."""
+    dtype: Annotated[str | None, read_as(str, "NAME"), arg(help_behavior_hint="(default: as the base is stored)")] = (
+        None
+    )
+    """Precision of the stored weights: fp32, bf16 or fp16."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
 class ListNames:
     """List names."""
 
     what: Annotated[Positional[str], arg(metavar="WHAT", help_behavior_hint="(default: all)")] = "all"
-    """models, classes, styles, hazards, everyday, benchmarks, methods or rewards."""
+    """models, classes, styles, hazards, everyday, benchmarks, methods, rewards or presets."""
     json: bool = False
     """Print one JSON document and nothing else."""
 
@@ -130,8 +191,9 @@ DESCRIPTION = f"""cgru {__version__}: remove a concept from a text-to-image diff
 The embedded model Emoji Canvas needs no download.
 
 Examples:
+  cgru unlearn Dogs
+  cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --target Dogs
   cgru generate "a poodle on a red background" --images 4
-  cgru evaluate emoji-canvas --benchmark canvas --images 1
   cgru list classes
   cgru doctor
 
@@ -148,7 +210,23 @@ Examples:
   cgru evaluate emoji-canvas --images 1
   cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --target Dogs
   cgru evaluate pytorch_lora_weights.safetensors --model emoji-canvas --target Dogs --json"""
-LIST = """List what can be named: models, classes, styles, hazards, everyday, benchmarks, methods, rewards.
+UNLEARN = """Make a model forget a concept: a LoRA in a run folder, whose path is the last line printed.
+
+Examples:
+  cgru unlearn Dogs
+  cgru unlearn Dogs --dry-run
+  cgru unlearn hazard --preset best --seed 1 policy.iterations=40
+  cgru unlearn "Van Gogh" --model stable-diffusion-v1-5/stable-diffusion-v1-5 --method ddpo prompts.source=mine.txt"""
+RESUME = """Go on with an interrupted run, from its last checkpoint; a finished one is left as it is.
+
+Examples:
+  cgru resume runs/dogs-cgru-s0-3f9a1c2e"""
+EXPORT = """Save the whole model without the concept, in the diffusers layout: no LoRA is left that could be dropped.
+
+Examples:
+  cgru export runs/dogs-cgru-s0-3f9a1c2e no-dogs
+  cgru generate "a dog" --model no-dogs"""
+LIST = """List what can be named: models, classes, styles, hazards, everyday, benchmarks, methods, rewards, presets.
 
 Examples:
   cgru list
@@ -160,6 +238,9 @@ Examples:
   cgru doctor --json"""
 
 COMMANDS: dict[str, tuple[type, str]] = {
+    "unlearn": (Unlearn, UNLEARN),
+    "resume": (Resume, RESUME),
+    "export": (Export, EXPORT),
     "generate": (Generate, GENERATE),
     "evaluate": (Evaluate, EVALUATE),
     "list": (ListNames, LIST),
@@ -181,13 +262,26 @@ def parse(arguments: Sequence[str]) -> Any:  # noqa: ANN401 - one of the option 
                 command_types(is_brief=arguments[:1] not in [[name] for name in COMMANDS]),
                 prog="cgru",
                 description=DESCRIPTION,
-                args=arguments or ["--help"],
+                args=gathered(arguments) or ["--help"],
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
     except SystemExit as stop:
         if stop.code:
             raise ValueError(unboxed(printed.getvalue())) from None
         raise
+
+
+def gathered(arguments: Sequence[str]) -> list[str]:
+    """`unlearn`'s key=value words brought together behind the others: tyro takes them in one place only."""
+    words = list(arguments)
+    if words[:1] != ["unlearn"]:
+        return words
+    follows_option = [False, *(word.startswith("--") and word not in FLAGS and "=" not in word for word in words[:-1])]
+    is_setting = [
+        SETTING.match(word) is not None and not taken for word, taken in zip(words, follows_option, strict=True)
+    ]
+    rest = [word for word, found in zip(words, is_setting, strict=True) if not found]
+    return rest + [word for word, found in zip(words, is_setting, strict=True) if found]
 
 
 def command_types(*, is_brief: bool) -> Any:  # noqa: ANN401 - a union made at run time

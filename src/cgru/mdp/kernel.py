@@ -136,6 +136,7 @@ def ddim_kernel(
     final_alpha: float,
     eta: float,
     prediction_type: str,
+    noisy_steps: int | None = None,
 ) -> DDIMKernel:
     """Build the kernel of a noise schedule.
 
@@ -145,11 +146,14 @@ def ddim_kernel(
         final_alpha: ᾱ of the clean end, for a step that leads below time 0 (1, or ᾱ_0 without `set_alpha_to_one`).
         eta: noise of the kernel, 0 (deterministic) to 1 (ancestral, DDPO).
         prediction_type: what the denoiser predicts: epsilon, v_prediction or sample.
+        noisy_steps: only the first so many steps have noise, the rest are deterministic; None is all.
     """
     alpha, alpha_prev = _alphas(alphas_cumprod.double(), timesteps, final_alpha)
     _check(alpha, eta, prediction_type)
     # DDIM eq. 16. Tables are worked out in float64 because 1 - ᾱ_t/ᾱ_prev cancels near the clean end.
     variance = eta**2 * (1 - alpha_prev) / (1 - alpha) * (1 - alpha / alpha_prev)
+    if noisy_steps is not None:
+        variance[noisy_steps:] = 0
     direction = (1 - alpha_prev - variance).clamp(min=0).sqrt()  # the clamp only removes rounding: eta ≤ 1 keeps it ≥ 0
     return DDIMKernel(
         timesteps=timesteps,

@@ -115,6 +115,20 @@ class Trajectory:
         """Return the number of trajectories."""
         return len(self.x)
 
+    def __getitem__(self, ids: slice | Ids) -> "Trajectory":
+        """Return the chosen trajectories, in the order given, with every field."""
+        return replace(
+            self,
+            x=self.x[ids],
+            log_prob=self.log_prob[ids],
+            seeds=self.seeds[ids],
+            cond=self.cond[ids],
+            x0_hat=_at(self.x0_hat, ids),
+            reward=_at(self.reward, ids),
+            value=_at(self.value, ids),
+            advantage=_at(self.advantage, ids),
+        )
+
     @property
     def horizon(self) -> int:
         """The number of denoising steps t."""
@@ -175,7 +189,7 @@ class Trajectory:
         )
 
 
-def _at(values: Tensor | None, *ids: Tensor) -> Tensor | None:
+def _at(values: Tensor | None, *ids: Tensor | slice) -> Tensor | None:
     return None if values is None else values[ids]
 
 

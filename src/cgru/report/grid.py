@@ -13,6 +13,8 @@ CELL_LIMIT = 128
 """Pixels: larger pictures are shrunk, or a 20 × 8 grid of 512-pixel pictures would be 40 million pixels."""
 CAPTION_WIDTH = 96
 """Pixels: no captioned picture is narrower."""
+STRIP = 6
+"""Pictures of the target, and of the rest, in the strip of before and after."""
 GAP = 4
 FONT = 12
 INK, PAPER, FAINT, WRONG = (30, 30, 30), (255, 255, 255), (225, 225, 225), (205, 40, 40)
@@ -124,6 +126,48 @@ def canvas_grid(folder: Path) -> Image.Image:
     rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells.values(), strict=True))
     note = f"first picture of each prompt; red frame: the judge sees another object ({len(wrong)} of {len(cells)})"
     return labelled_grid(rows, columns, pictures, wrong, note)
+
+
+def before_after(folder: Path) -> Image.Image:
+    """The base (folder/base) and the edited model on the same prompts and noise: target's pictures, then others'.
+
+    Framed red where unlearning is not done or went too far: the judge sees the target, or no longer what is to be kept.
+    """
+    target = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["protocol"]["target"]
+    kind, judge = target["kind"], {"class": "object", "style": "style"}[target["kind"]]
+    shown = _strip_jobs(_lines(folder / "jobs.jsonl"), target["name"], kind)
+    columns = {job["id"]: f"{job['labels']['class']}, {job['labels']['style']}" for job in shown}
+    pictures, wrong = {}, set()
+    for row, place in (("before", folder / "base"), ("after", folder)):
+        answers = {answer["id"]: answer for answer in _lines(place / "predictions.jsonl")}
+        for job in shown:
+            answer, cell = answers[job["id"]], (row, columns[job["id"]])
+            pictures[cell] = _enlarged(_picture(place / "samples" / answer["key"] / f"{job['id']}.png"))
+            is_right = answer["judged"][judge] == job["labels"][kind]
+            if is_right == (job["labels"][kind] == target["name"]):
+                wrong.add(cell)
+    note = f"same noise above and below; red frame: the judge sees {target['name']}, or not what is to be kept"
+    return labelled_grid(["before", "after"], list(columns.values()), pictures, frozenset(wrong), note)
+
+
+def _strip_jobs(jobs: Sequence[dict[str, Any]], target: str, kind: str) -> list[dict[str, Any]]:
+    """First pictures: of the target across the other kind's labels, and as many of other labels, each another one."""
+    across = {"class": "style", "style": "class"}[kind]
+    first = [job for job in jobs if job["labels"]["index"] == 0]
+    gone = [job for job in first if job["labels"][kind] == target][:STRIP]
+    kept = dict.fromkeys(job["labels"][kind] for job in first if job["labels"][kind] != target)
+    spread = list(dict.fromkeys(job["labels"][across] for job in first))
+    # Another style for each class (or class for each style), so that the strip shows both kinds.
+    chosen = [
+        next(j for j in first if (j["labels"][kind], j["labels"][across]) == (label, spread[k % len(spread)]))
+        for k, label in enumerate(kept)
+    ]
+    return gone + chosen[:: max(1, len(chosen) // STRIP)][:STRIP]
+
+
+def _enlarged(picture: Image.Image) -> Image.Image:
+    times = -(-CAPTION_WIDTH // picture.width)
+    return picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
 
 
 def _picture(path: Path) -> Image.Image:

@@ -1,0 +1,134 @@
+"""What happens after each iteration: log, outside watch, sample strip, checkpoint, and the decision to stop."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cgru.backbones.adapter import weights_swapped
+from cgru.mdp.rollout import sample
+from cgru.pipeline.reward import forget_reward
+from cgru.pipeline.setting import Setting
+from cgru.rewards.base import checked
+from cgru.rl.checkpoint import to_files
+from cgru.rl.problem import Learner
+from cgru.rl.train import Iteration, Record
+from cgru.runs import Run
+from cgru.watch import BestTradeOff, Look, alarm, look, record
+
+logger = logging.getLogger(__name__)
+
+POLICY_STAGE = "3-policy"
+SHOWN = 8
+"""Pictures in the strip of each look, of fixed prompts and seeds (the paper's progression figure)."""
+
+Listener = Callable[[Record], None]
+
+
+@dataclass(eq=False)
+class Observer:
+    """Everything around an iteration that is not learning; `after` is what the loop calls."""
+
+    setting: Setting
+    learner: Learner
+    run: Run
+    listeners: tuple[Listener, ...] = ()
+    trade_off: BestTradeOff = field(init=False)
+    stop: bool = False
+
+    def __post_init__(self) -> None:
+        """Start without a best look."""
+        watch = self.setting.problem.config.watch
+        self.trade_off = BestTradeOff(watch.target, watch.patience)
+
+    def after(self, done: Iteration) -> bool:
+        """Log, look, save; True to stop."""
+        config, count = self.setting.problem.config, self.learner.iteration
+        is_last = count >= config.policy.iterations
+        found: Record = dict(done.record)
+        if self.setting.detector is not None and (count % config.watch.every == 0 or is_last):
+            found |= self._watch(count)
+        if config.samples_every and (count % config.samples_every == 0 or self.is_complete):
+            self.save_strip(count)
+        self.run.log(found)
+        for listener in self.listeners:
+            listener(found)
+        stop = self.stop or self.is_complete  # read once: a Ctrl-C from here on is for the next iteration
+        if stop or count % config.checkpoint_every == 0:
+            self.checkpoint()
+        return stop
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to learn: all iterations are done, or the looks say that it is enough."""
+        config = self.setting.problem.config
+        is_enough = config.watch.stop and self.trade_off.is_over
+        return is_enough or self.learner.iteration >= config.policy.iterations
+
+    def checkpoint(self) -> None:
+        """Keep everything the next iteration reads."""
+        extra = {"trade_off": self.trade_off.state_dict()}
+        self.run.checkpoint(POLICY_STAGE, to_files(self.learner, extra), self.learner.iteration)
+
+    def restore(self, extra: dict[str, Any]) -> None:
+        """Take over what a checkpoint knew."""
+        self.trade_off.load_state_dict(extra["trade_off"])
+
+    def _watch(self, iteration: int) -> Record:
+        seen = self.look(iteration)
+        if self.trade_off.update(seen):
+            self.learner.best = {name: value.clone() for name, value in self.learner.exported.items()}
+        found: Record = dict(record(seen))
+        if message := alarm(seen, self.setting.problem.config.watch.alarm):
+            logger.warning(message)
+            found["watch/alarm"] = message
+        return found
+
+    def look(self, iteration: int) -> Look:
+        """The outside detector on validation prompts, on the same noise each time, under the weights that are kept."""
+        problem, detector = self.setting.problem, self.setting.detector
+        assert detector is not None
+        forget, retain = problem.prompts.validation_forget, problem.prompts.validation_retain
+        images = self.pictures([prompt.text for prompt in (*forget, *retain)], "validation")
+        gone, kept = images[: len(forget)], images[len(forget) :]
+        own = forget_reward(problem.reward)
+        mean = float(checked(own, gone, [prompt.text for prompt in forget]).mean())
+        fraction = (mean - own.low) / (own.high - own.low)
+        return look(detector, gone, kept, retain, iteration=iteration, reward_fraction=fraction)
+
+    @torch.no_grad()
+    def pictures(self, prompts: list[str], purpose: str) -> Tensor:
+        """Pictures as users sample them: no noise in the sampler, fixed seeds."""
+        problem = self.setting.problem
+        sampling, sizes = problem.config.sampling, problem.sizes
+        with weights_swapped(self.learner.parameters, self.learner.exported):
+            x = sample(
+                problem.backbone,
+                problem.encode(prompts),
+                [problem.seed(purpose, i) for i in range(len(prompts))],
+                kernel=problem.backbone.kernel(sampling.steps, eta=0.0),
+                guidance=sampling.guidance,
+                batch_size=sizes.rollout,
+            )
+        return problem.backbone.decode(x, batch_size=sizes.decode)
+
+    def save_strip(self, iteration: int) -> None:
+        """Fixed prompts and seeds as one row: samples/0010.png; half forget, half retain where there are any."""
+        sets = self.setting.problem.prompts
+        forget = [prompt.text for prompt in (sets.validation_forget or sets.policy)[: SHOWN // 2]]
+        retain = [prompt.text for prompt in (sets.validation_retain or sets.retain)[: SHOWN - SHOWN // 2]]
+        self.run.save(f"samples/{iteration:04d}.png", _png(self.pictures(forget + retain, "samples")))
+
+
+def _png(images: Tensor) -> bytes:
+    row = torch.cat(list(images), 2).mul(255).round().byte().permute(1, 2, 0).cpu().numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(row).save(buffer, "PNG")
+    return buffer.getvalue()

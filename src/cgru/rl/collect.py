@@ -1,0 +1,73 @@
+"""Collecting a batch: sample under theta_old, score the pictures, value the states (Alg. 2, "generate")."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cgru.critic.film import FilmCritic
+from cgru.critic.fit import values
+from cgru.critic.views import Critic, decoded_views
+from cgru.mdp.rollout import rollout
+from cgru.mdp.trajectory import Trajectory
+from cgru.prompts import Prompt
+from cgru.rewards.base import checked
+from cgru.rl.problem import Problem
+from cgru.seeds import child_random
+
+
+def collect(problem: Problem, *names: str | int, forget: int, retain: int = 0) -> Trajectory:
+    """Sample trajectories of policy prompts, with log-probs under the current policy; `names` name the draw."""
+    kept = tuple(prompt for prompt in problem.prompts.retain if prompt.text in problem.rewarded)
+    prompts = choose(problem, "forget", problem.prompts.policy, forget, *names)
+    prompts += choose(problem, "retain", kept, retain, *names)
+    return sampled(problem, prompts, *names)
+
+
+def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajectory:
+    """Sample one trajectory for each prompt."""
+    sampling = problem.config.sampling
+    return rollout(
+        problem.backbone,
+        problem.encode(prompts),
+        [problem.seed("rollout", *names, i) for i in range(len(prompts))],
+        kernel=problem.kernel,
+        guidance=sampling.guidance,
+        batch_size=problem.sizes.rollout,
+        keep_x0=problem.config.critic.kind not in ("none", "latent") and problem.config.critic.view == "clean",
+    )
+
+
+def choose(problem: Problem, kind: str, pool: tuple[Prompt, ...], count: int, *names: str | int) -> list[str]:
+    """`count` prompts, each as often as any other, give or take one."""
+    assert pool or not count, f"{count} {kind} prompts wanted from none"
+    texts = [prompt.text for prompt in pool]
+    order = child_random(problem.config.seed, "prompts", kind, *names)
+    rounds = [order.sample(texts, len(texts)) for _ in range(math.ceil(count / max(len(texts), 1)))]
+    return [text for texts in rounds for text in texts][:count]
+
+
+@torch.no_grad()
+def scored(problem: Problem, trajectory: Trajectory) -> Trajectory:
+    """The trajectory with its terminal reward r(x_0, c)."""
+    size, prompts = problem.sizes.decode, trajectory.cond.prompts
+    rewards = []
+    for start in range(0, len(trajectory), size):
+        images = problem.backbone.decode(trajectory.final[start : start + size])
+        rewards.append(checked(problem.reward, images, prompts[start : start + size]))
+    return replace(trajectory, reward=torch.cat(rewards).to(trajectory.x.device))
+
+
+@torch.no_grad()
+def viewed(problem: Problem, critic: Critic, trajectory: Trajectory) -> Tensor:
+    """What the critic looks at, decoded once for values and updates alike."""
+    size = critic.image_size if isinstance(critic, FilmCritic) else None
+    return decoded_views(problem.backbone, trajectory, critic.view, batch_size=problem.sizes.decode, size=size)
+
+
+def valued(problem: Problem, critic: Critic, views: Tensor, trajectory: Trajectory) -> Trajectory:
+    """The trajectory with V(x_t, c, t), from the critic as it is before it sees these rewards."""
+    return replace(trajectory, value=values(critic, views, trajectory, batch_size=problem.sizes.score))

@@ -1,0 +1,244 @@
+"""The policy loop: Algorithms 2 and 3 of the paper. DDPO and DPOK are this loop with other arguments (cgru.presets).
+
+CGRU: advantage r - V(x_t, c, t). DDPO: no critic, advantage `batch` or `per-prompt`. DPOK: latent critic, hard clip, a
+replay window and a KL to the base on the same states. Retention, averaging and the outside watch are optional.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from cgru.critic.fit import CriticLoss, regress
+from cgru.critic.measures import explained_variance, value_error
+from cgru.mdp.rollout import rescore
+from cgru.mdp.trajectory import Trajectory
+from cgru.rl import advantage as advantages
+from cgru.rl.batches import Plan, micro_batches, plans
+from cgru.rl.collect import collect, scored, valued, viewed
+from cgru.rl.diagnostics import gradient_variance, per_trajectory_gradients, ratio_statistics
+from cgru.rl.objective import clip_range
+from cgru.rl.problem import Learner, Problem
+from cgru.rl.retention import Bank
+from cgru.rl.update import TrainingError, Update, policy_step
+
+logger = logging.getLogger(__name__)
+
+Record = dict[str, float | int | str]
+PARITY = 1e-5
+"""Allowed |ratio - 1| right after collection in float32; in half precision a tenth of the clip range."""
+
+
+@dataclass(frozen=True, eq=False)
+class Iteration:
+    """What one iteration did: its flat record for metrics.jsonl, and the batch it learned from."""
+
+    record: Record
+    trajectory: Trajectory
+
+
+def train(
+    problem: Problem, learner: Learner, bank: Bank | None, *, after: Callable[[Iteration], bool] = lambda _: False
+) -> None:
+    """Run the iterations that are left; `after` sees each one (log, checkpoint, watch) and may ask to stop."""
+    while learner.iteration < problem.config.policy.iterations:
+        done = iterate(problem, learner, bank)
+        learner.iteration += 1
+        if after(done):
+            break
+
+
+def iterate(problem: Problem, learner: Learner, bank: Bank | None) -> Iteration:
+    """One iteration of Alg. 2: collect under theta_old, learn V, update theta K times."""
+    policy, index = problem.config.policy, learner.iteration
+    retain = round(problem.config.retention.share * policy.trajectories)
+    # generate: x_T..x_0 with log-probs under theta_old, then the terminal reward
+    trajectory = scored(problem, collect(problem, index, forget=policy.trajectories - retain, retain=retain))
+    # V(x_t, c, t) BEFORE the critic moves, then its online updates
+    critic_loss = None
+    if learner.critic is not None:
+        views = viewed(problem, learner.critic, trajectory)
+        trajectory = valued(problem, learner.critic, views, trajectory)
+        critic_loss = _regress(problem, learner, views, trajectory)
+    # A_t = r - V(x_t, c, t), or another advantage
+    trajectory = replace(trajectory, advantage=advantage(problem, learner, trajectory))
+    record: Record = {"iteration": index, **describe(problem, trajectory, critic_loss)}
+    if index == 0:
+        record["policy/parity"] = check_parity(problem, trajectory)
+    every = problem.config.diagnostics.every
+    if every and index % every == 0:
+        record |= measure_variance(problem, learner, trajectory)
+    # K updates on shuffled (sample, step) pairs
+    batch = _windowed(learner, trajectory, policy.window)
+    updates = [
+        policy_step(problem, learner, batch, plan, bank, problem.generator("bank", index, k))
+        for k, plan in enumerate(_plans(problem, batch, index))
+    ]
+    return Iteration(record | summarise(problem, updates), trajectory)
+
+
+def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Tensor:
+    """The advantage that the config names, (n, t)."""
+    policy = problem.config.policy
+    if policy.advantage == "batch":
+        return advantages.batch_advantage(trajectory, policy.advantage_clamp)
+    if policy.advantage == "per-prompt":
+        assert trajectory.reward is not None
+        learner.statistics.update(trajectory.cond.prompts, trajectory.reward)
+        return advantages.per_prompt_advantage(trajectory, learner.statistics, policy.advantage_clamp)
+    found = (
+        advantages.gae_advantage(trajectory, policy.gae_lambda)
+        if policy.advantage == "gae"
+        else advantages.critic_advantage(trajectory)
+    )
+    return advantages.normalised(found) if policy.normalise else found
+
+
+@torch.no_grad()
+def check_parity(problem: Problem, trajectory: Trajectory) -> float:
+    """max |ratio - 1| over all stochastic steps before the first update; too large is an error.
+
+    The log-probs are those kept from the rollout: if they were not what the update computes, every ratio would lie.
+    """
+    everything = plans(len(trajectory), trajectory.stochastic, updates=1, generator=problem.generator("parity"))[0]
+    off = []
+    for part in micro_batches(everything, problem.sizes.update):
+        steps = trajectory.steps(part.sample_ids, part.step_ids)
+        now = rescore(problem.backbone, steps, kernel=problem.kernel, guidance=trajectory.guidance)
+        off.append(((now - steps.log_prob).exp() - 1).abs())
+    worst = float(torch.cat(off).max())  # NaN if any is, which Python's max would pass over
+    is_exact = problem.backbone.dtype == torch.float32
+    allowed = PARITY if is_exact else clip_range(problem.config.policy.clip, problem.dimensions) / 10
+    if not worst <= allowed:
+        raise TrainingError(
+            f"before the first update max |ratio - 1| is {worst:.2g}: the rollout's log-probs are not the update's; "
+            f"allowed: {allowed:.2g} in {problem.config.dtype}. Raise policy.clip, or run in fp32."
+        )
+    logger.info("parity: max |ratio - 1| = %.2g over %d pairs (allowed %.2g)", worst, len(everything), allowed)
+    return worst
+
+
+def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory) -> Record:
+    """Gradient variance on the same trajectories for r - V, r - mean and DDPO's advantage (paper, appendix)."""
+    some = trajectory[: problem.config.diagnostics.trajectories]
+    assert some.reward is not None
+    centred = (some.reward - some.reward.mean())[:, None].expand(-1, some.horizon)
+    weightings = {"mean": centred, "ddpo": advantages.batch_advantage(some)}
+    if some.value is not None:
+        weightings["critic"] = advantages.critic_advantage(some)
+    weights, parameters = torch.stack(list(weightings.values())), list(learner.parameters.values())
+    # In parts of the steps: the graph of all 50 of Stable Diffusion fits in no memory.
+    parts = some.stochastic.nonzero().flatten().cpu().split(problem.sizes.update)
+    gradients = sum(
+        per_trajectory_gradients(parameters, _log_prob_of(problem, some, part), weights[:, :, part]) for part in parts
+    )
+    assert isinstance(gradients, Tensor), "every sampler of a policy has noise"
+    record: Record = {}
+    for name, rows in zip(weightings, gradients, strict=True):
+        variance = gradient_variance(rows)
+        record[f"variance/{name}"] = variance.trace
+        record[f"variance/{name}_normalised"] = variance.normalised
+        record[f"variance/{name}_raw_normalised"] = variance.raw_normalised
+    return record
+
+
+def _log_prob_of(problem: Problem, trajectory: Trajectory, steps: Tensor) -> Callable[[int], Tensor]:
+    def log_prob_of(sample: int) -> Tensor:
+        pairs = trajectory.steps(torch.full_like(steps, sample), steps)
+        return rescore(problem.backbone, pairs, kernel=problem.kernel, guidance=trajectory.guidance)
+
+    return log_prob_of
+
+
+def describe(problem: Problem, trajectory: Trajectory, critic_loss: CriticLoss | None) -> Record:
+    """Reward, advantage and critic of a batch, before the updates."""
+    assert trajectory.reward is not None and trajectory.advantage is not None
+    reward = trajectory.reward
+    is_retain = torch.tensor([prompt in problem.rewarded for prompt in trajectory.cond.prompts], device=reward.device)
+    record: Record = {
+        "reward/mean": float(reward[~is_retain].mean()),
+        "reward/std": float(reward.std(correction=0)),
+        "advantage/std": float(trajectory.advantage.std(correction=0)),
+    }
+    if bool(is_retain.any()):
+        record["reward/retain_mean"] = float(reward[is_retain].mean())
+    if critic_loss is not None:
+        record |= {"critic/loss": critic_loss.mean, "critic/gradient_norm": critic_loss.gradient_norm}
+    if trajectory.value is not None:
+        error, explained = value_error(trajectory.value, reward), explained_variance(trajectory.value, reward)
+        record["critic/value_error"] = float(error.mean())
+        record |= {f"critic/value_error/t{t}": float(x) for t, x in enumerate(error)}
+        record |= {f"critic/explained_variance/t{t}": float(x) for t, x in enumerate(explained)}
+    return record
+
+
+def summarise(problem: Problem, updates: list[Update]) -> Record:
+    """The updates of an iteration: ratios before clipping, per step and over all, KL, gradient norms."""
+    clip, steps = clip_range(problem.config.policy.clip, problem.dimensions), len(problem.kernel)
+    log_ratio, index = torch.cat([u.log_ratio for u in updates]), torch.cat([u.index for u in updates])
+    ratio = log_ratio.exp()
+    record: Record = {
+        "policy/loss": _mean([u.loss for u in updates]),
+        "policy/gradient_norm": _mean([u.policy_gradient_norm for u in updates]),
+        "policy/total_gradient_norm": _mean([u.gradient_norm for u in updates]),
+        "policy/ratio_mean": float(ratio.mean()),
+        "policy/ratio_max": float((ratio - 1).abs().max()),
+        "policy/summed_log_ratio": float(log_ratio.abs().mean()) * problem.dimensions,
+        "policy/clipped": float(((ratio - 1).abs() > clip).float().mean()),
+        "policy/kl": _mean([u.kl for u in updates]),
+        "policy/kl_weight": _mean([u.kl_weight for u in updates]),
+        "policy/kl_forget": _mean([u.kl_forget for u in updates]),
+    }
+    per_step = ratio_statistics(log_ratio, index, steps, problem.dimensions, clip)
+    for name in ("mean", "std", "summed_std", "clipped"):
+        record |= {f"ratio/{name}/t{t}": float(x) for t, x in enumerate(per_step[name])}
+    return record
+
+
+def _regress(problem: Problem, learner: Learner, views: Tensor, trajectory: Trajectory) -> CriticLoss | None:
+    critic, config = learner.critic, problem.config.critic
+    assert critic is not None and learner.critic_optimiser is not None and trajectory.reward is not None
+    if not config.online_updates:
+        return None
+    return regress(
+        critic,
+        learner.critic_optimiser,
+        views,
+        trajectory.reward,
+        trajectory.time,
+        trajectory.cond,
+        updates=config.online_updates,
+        batch=config.batch,
+        generator=problem.generator("critic", learner.iteration),
+    )
+
+
+def _plans(problem: Problem, batch: Trajectory, iteration: int) -> list[Plan]:
+    policy = problem.config.policy
+    return plans(
+        len(batch),
+        batch.stochastic,
+        updates=policy.updates,
+        passes=policy.passes,
+        step_fraction=policy.step_fraction,
+        generator=problem.generator("plans", iteration),
+    )
+
+
+def _windowed(learner: Learner, trajectory: Trajectory, window: int) -> Trajectory:
+    """This batch with the newest earlier ones, `window` trajectories at most (DPOK's replay); 0: this batch alone."""
+    if not window:
+        return trajectory
+    learner.window.append(trajectory)
+    while sum(map(len, learner.window[1:])) >= window:
+        learner.window.pop(0)
+    joined = Trajectory.cat(learner.window)
+    return joined[max(0, len(joined) - window) :]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

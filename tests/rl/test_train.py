@@ -1,0 +1,166 @@
+"""The loop: parity, what an iteration records, the window, averaging, and the advantages by name."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_rl import nudge, tiny_learner, tiny_problem
+
+from cgru.critic.latent import LatentCritic
+from cgru.mdp.trajectory import Trajectory
+from cgru.rl.collect import collect, scored
+from cgru.rl.problem import Learner, Problem, make_learner
+from cgru.rl.train import Iteration, advantage, check_parity, describe, iterate, measure_variance, train
+from cgru.rl.update import TrainingError
+
+
+def with_critic(folder: Path, *settings: str) -> tuple[Problem, Learner]:
+    problem = tiny_problem(folder, "critic.kind=latent", "policy.advantage=critic", "critic.batch=4", *settings)
+    critic = LatentCritic(problem.backbone.latent_shape, 16, scale=1.0, prior=0.4)
+    return problem, make_learner(problem, tiny_learner(problem).parameters, critic)
+
+
+def test_parity_holds_after_collection_and_not_after_tampering(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder)
+    nudge(tiny_learner(problem))
+    batch = collect(problem, 0, forget=3)
+    assert check_parity(problem, batch) <= 1e-5
+    tampered = batch.log_prob.clone()
+    tampered[1, 1] -= 2e-4
+    with pytest.raises(TrainingError, match=r"max \|ratio - 1\| is 0.0002: .*; allowed: 1e-05 in fp32") as caught:
+        check_parity(problem, replace(batch, log_prob=tampered))
+    assert "\n" not in str(caught.value)
+    tampered[1, 1] = torch.nan
+    with pytest.raises(TrainingError):
+        check_parity(problem, replace(batch, log_prob=tampered))
+
+
+def test_an_iteration_records_what_the_issue_asks(sd_folder: Path) -> None:
+    problem, learner = with_critic(sd_folder, "diagnostics.every=2")
+    record = iterate(problem, learner, None).record
+    per_step = [f"{name}/t{t}" for t in range(3) for name in ("critic/value_error", "critic/explained_variance")]
+    per_step += [f"ratio/{name}/t{t}" for t in range(3) for name in ("mean", "std", "summed_std", "clipped")]
+    single = ["reward/mean", "critic/loss", "policy/parity", "policy/clipped", "policy/kl", "policy/gradient_norm"]
+    variance = [f"variance/{name}" for name in ("mean", "ddpo", "critic")]
+    assert not {*per_step, *single, *variance, "variance/critic_normalised"} - record.keys()
+    learner.iteration = 1
+    later = iterate(problem, learner, None).record
+    assert not {"policy/parity", "variance/mean"} & later.keys() and later["iteration"] == 1
+
+
+def test_a_critic_that_stays_is_still_measured(sd_folder: Path) -> None:
+    problem, learner = with_critic(sd_folder, "critic.online_updates=0")
+    assert isinstance(learner.critic, LatentCritic)
+    before = {name: value.clone() for name, value in learner.critic.state_dict().items()}
+    record = iterate(problem, learner, None).record
+    assert "critic/loss" not in record and float(record["critic/value_error"]) > 0
+    assert all(torch.equal(value, before[name]) for name, value in learner.critic.state_dict().items())
+
+
+def test_values_are_the_critic_s_before_it_moves(sd_folder: Path) -> None:
+    """A fresh critic says its prior, 0.4, everywhere; were it asked after its updates, it would not."""
+    problem, learner = with_critic(sd_folder, "critic.online_learning_rate=0.1")
+    done = iterate(problem, learner, None)
+    value, reward, weight = done.trajectory.value, done.trajectory.reward, done.trajectory.advantage
+    assert value is not None and reward is not None and weight is not None
+    torch.testing.assert_close(value, torch.full_like(value, 0.4))
+    torch.testing.assert_close(weight, (reward - 0.4)[:, None].expand_as(weight))
+
+
+def test_retain_prompts_are_told_apart(sd_folder: Path) -> None:
+    problem = replace(tiny_problem(sd_folder), rewarded=frozenset({"a cat", "trees"}))
+    batch = collect(problem, 0, forget=2, retain=2)
+    batch = replace(batch, reward=torch.tensor([1.0, 3.0, 10.0, 20.0]), advantage=torch.zeros(4, batch.horizon))
+    record = describe(problem, batch, None)
+    assert record["reward/mean"] == 2.0 and record["reward/retain_mean"] == 15.0
+
+
+def test_a_share_of_the_batch_is_retain_prompts(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder, "retention.share=0.5")
+    problem = replace(problem, rewarded=frozenset({"a cat", "trees"}))
+    done = iterate(problem, tiny_learner(problem), None)
+    assert sorted(p in problem.rewarded for p in done.trajectory.cond.prompts) == [False, False, True, True]
+
+
+def test_the_window_keeps_the_newest(sd_folder: Path) -> None:
+    """4 trajectories an iteration, a window of 6: two whole batches are kept, the update sees the last 6."""
+    problem = tiny_problem(sd_folder, "policy.window=6")
+    learner = tiny_learner(problem)
+    pairs, kept = [], []
+    for _ in range(3):
+        done = iterate(problem, learner, None)
+        learner.iteration += 1
+        pairs.append(done.record["policy/loss"])
+        kept.append([len(part) for part in learner.window])
+    assert kept == [[4], [4, 4], [4, 4]]
+    assert torch.equal(learner.window[-1].x, done.trajectory.x)
+
+
+def test_trajectories_are_indexed_with_every_field(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder)
+    batch = scored(problem, collect(problem, 0, forget=4))
+    values = torch.arange(4.0)[:, None].expand(-1, batch.horizon)
+    batch = replace(batch, value=values, advantage=-values, x0_hat=batch.x[:, 1:])
+    for ids, order in ((slice(1, 3), [1, 2]), (torch.tensor([3, 0, 3]), [3, 0, 3])):
+        some = batch[ids]
+        assert some.cond.prompts == tuple(batch.cond.prompts[i] for i in order)
+        for name in ("x", "log_prob", "seeds", "reward", "value", "advantage", "x0_hat"):
+            assert torch.equal(vars(some)[name], vars(batch)[name][order]), name
+    assert torch.equal(Trajectory.cat([batch[:1], batch[1:]]).x, batch.x)
+
+
+def test_training_goes_on_until_told_to_stop(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder, "policy.iterations=5")
+    learner, seen = tiny_learner(problem), list[Iteration]()
+
+    def after(done: Iteration) -> bool:
+        seen.append(done)
+        return learner.iteration == 2
+
+    train(problem, learner, None, after=after)
+    assert [done.record["iteration"] for done in seen] == [0, 1] and learner.iteration == 2
+
+
+def test_the_average_lags_behind(sd_folder: Path) -> None:
+    """Decay 0.75: it starts at the first update's weights, then moves a quarter of the way each time."""
+    problem = tiny_problem(sd_folder)
+    learner = tiny_learner(problem)
+    name, parameter = next(iter(learner.parameters.items()))
+    assert torch.equal(learner.exported[name], parameter)
+    for value in (4.0, 8.0, 0.0):
+        parameter.data.fill_(value)
+        learner.averaged(0.75)
+    # 4; 4 + (8 - 4) / 4 = 5; 5 + (0 - 5) / 4 = 3.75
+    torch.testing.assert_close(learner.exported[name], torch.full_like(parameter, 3.75))
+    learner.average.clear()
+    learner.averaged(0.0)
+    assert not learner.average
+
+
+def test_advantages_by_name(sd_folder: Path) -> None:
+    rewards = torch.tensor([0.0, 1.0, 2.0, 5.0])
+    expected = {
+        "critic": rewards - 1,
+        "batch": (rewards - 2) / 3.5**0.5,  # squares 4, 1, 0, 9: variance 3.5
+        "per-prompt": (rewards - 2) / 3.5**0.5,  # too few of each prompt: judged by the batch
+    }
+    for name, row in expected.items():
+        problem = tiny_problem(sd_folder, f"policy.advantage={name}", "critic.kind=latent")
+        batch = collect(problem, 0, forget=4)
+        batch = replace(batch, reward=rewards, value=torch.ones(4, batch.horizon))
+        found = advantage(problem, tiny_learner(problem), batch)
+        torch.testing.assert_close(found, row[:, None].expand(-1, batch.horizon), atol=1e-5, rtol=1e-5)
+
+
+def test_gradient_variance_does_not_depend_on_the_parts(sd_folder: Path) -> None:
+    problem, learner = with_critic(sd_folder)
+    nudge(learner)
+    batch = scored(problem, collect(problem, 0, forget=4))
+    found = []
+    for size in (1, 64):
+        part = replace(problem, sizes=replace(problem.sizes, update=size))
+        found.append(measure_variance(part, learner, batch))
+    assert found[0].keys() == found[1].keys() and "variance/critic" not in found[0]
+    assert found[0]["variance/mean"] == pytest.approx(found[1]["variance/mean"], rel=1e-3)
+    assert all(parameter.grad is None for parameter in learner.parameters.values())

@@ -1,0 +1,82 @@
+"""A tiny policy problem: the tiny Stable Diffusion (4×8×8 latents), a reward of brightness, a handful of prompts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cgru.backbones.adapter import attach
+from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
+from cgru.config import RunConfig, override
+from cgru.prompts import Prompt, PromptSets
+from cgru.rl.problem import Learner, Problem, Sizes, make_learner
+
+TINY = ["sampling.steps=3", "policy.trajectories=4", "policy.updates=2", "critic.kind=none", "policy.advantage=batch"]
+
+
+@dataclass
+class Brightness:
+    """Mean brightness, 0 to 1."""
+
+    low: float = 0.0
+    high: float = 1.0
+    lineage: dict[str, Any] = field(default_factory=lambda: {"name": "brightness", "weights": [], "started_from": []})
+
+    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return images.mean((1, 2, 3))
+
+
+def prompts(*texts: str) -> tuple[Prompt, ...]:
+    return tuple(Prompt(text, "", "") for text in texts)
+
+
+@cache
+def loaded(folder: Path) -> StableDiffusion:
+    return load_stable_diffusion(folder, device="cpu")
+
+
+def fresh_model(folder: Path) -> StableDiffusion:
+    """A denoiser of its own around shared parts, which nobody changes: much faster than loading."""
+    return replace(loaded(folder), denoiser=copy.deepcopy(loaded(folder).denoiser))
+
+
+def tiny_problem(folder: Path, *settings: str, sizes: Sizes | None = None) -> Problem:
+    """A problem without a LoRA yet."""
+    config = override(RunConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
+    backbone = fresh_model(folder)
+    sets = PromptSets(
+        reward=(),
+        critic=prompts("a critic"),
+        critic_retain=(),
+        policy=prompts("a dog", "dogs", "two dogs"),
+        retain=prompts("a cat", "trees"),
+        validation_forget=(),
+        validation_retain=(),
+    )
+    return Problem(
+        backbone=backbone,
+        kernel=backbone.kernel(config.sampling.steps, eta=1.0),
+        reward=Brightness(),
+        prompts=sets,
+        config=config,
+        sizes=sizes or Sizes(rollout=4, update=64, decode=8, score=64),
+    )
+
+
+def tiny_learner(problem: Problem, *, seed: int = 0) -> Learner:
+    """A learner with a fresh LoRA on the problem's model."""
+    policy = problem.config.policy
+    parameters = attach(problem.backbone.denoiser, rank=policy.rank, alpha=policy.alpha, targets="attention", seed=seed)
+    return make_learner(problem, parameters, None)
+
+
+def nudge(learner: Learner, size: float = 0.05) -> None:
+    """Move every LoRA weight, the same way each time, so that the policy is not the base any more."""
+    for number, parameter in enumerate(learner.parameters.values()):
+        parameter.data += size * ((number % 3) - 1.2)
