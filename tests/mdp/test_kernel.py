@@ -143,3 +143,20 @@ def test_bad_settings_are_named(change: dict[str, object], message: str) -> None
     settings = {"timesteps": torch.tensor([3, 1]), "final_alpha": 1.0, "eta": 1.0, "prediction_type": "epsilon"}
     with pytest.raises(ValueError, match=message):
         ddim_kernel(torch.tensor([0.9, 0.7, 0.5, 0.2]), **{**settings, **change})
+
+
+def test_noise_in_the_first_steps_only() -> None:
+    """The later steps are those of eta 0, so they leave the policy loss; the first are untouched."""
+    scheduler = DDIMScheduler(beta_schedule="scaled_linear")
+    noisy, still = kernel_of(scheduler, 5, 1.0), kernel_of(scheduler, 5, 0.0)
+    mixed = ddim_kernel(
+        scheduler.alphas_cumprod,
+        noisy.timesteps,
+        final_alpha=float(scheduler.final_alpha_cumprod),
+        eta=1.0,
+        prediction_type="epsilon",
+        noisy_steps=2,
+    )
+    assert mixed.stochastic.tolist() == [True, True, False, False, False]
+    for index, same in enumerate([noisy, noisy, still, still, still]):
+        torch.testing.assert_close(mixed.step(draw(0), draw(1), index).mean, same.step(draw(0), draw(1), index).mean)

@@ -89,3 +89,13 @@ def test_a_draw_spreads_over_trajectories(sd_folder: Path) -> None:
 )
 def test_balance_only_limits(policy: float, balance: float, expected: float) -> None:
     assert balanced_weight(policy, 10.0, kl=0.5, balance=balance) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("form", "kept"), [("gaussian", {0}), ("noise", {0, 1, 2, 3})])
+def test_a_difference_of_predictions_needs_no_noise(sd_folder: Path, form: str, kept: set[int]) -> None:
+    """With noise in the first step only, the squared difference still holds the deterministic steps to the base."""
+    settings = ["sampling.steps=4", "sampling.noisy_steps=1", f"retention.kl_form={form}"]
+    bank = make_bank(tiny_problem(sd_folder, *SETTINGS, *settings))
+    assert bank is not None
+    drawn = bank.draw(100, torch.Generator().manual_seed(0))
+    assert set(drawn.step_ids.tolist()) == kept

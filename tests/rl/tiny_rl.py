@@ -61,7 +61,7 @@ def tiny_problem(folder: Path, *settings: str, sizes: Sizes | None = None) -> Pr
     )
     return Problem(
         backbone=backbone,
-        kernel=backbone.kernel(config.sampling.steps, eta=1.0),
+        kernel=backbone.kernel(config.sampling.steps, eta=1.0, noisy_steps=config.sampling.noisy_steps or None),
         reward=Brightness(),
         prompts=sets,
         config=config,
