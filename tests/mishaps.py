@@ -1,8 +1,10 @@
-"""Things that go wrong outside of our code: a full disk, a model that has diverged."""
+"""Things that go wrong outside of our code: a full disk, Ctrl-C, a model that has diverged."""
 
 import resource
 import shutil
-from collections.abc import Iterator
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +21,17 @@ def file_size_limit(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def interruptible(command: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a command that hears Ctrl-C: a shell that runs the tests in the background would have them ignore it."""
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def diverged(model_folder: Path, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mishaps import diverged, file_size_limit
+from mishaps import diverged, file_size_limit, interruptible
 from PIL import Image
 from tiny_assets import CLASSES, STYLES, write_assets
 
@@ -327,7 +327,7 @@ def test_ctrl_c_is_one_line_and_leaves_what_is_done(root: Path, workdir: Path) -
     code = (
         f"import sys, pathlib; from cgru.cli import main; sys.exit(main({arguments}, root=pathlib.Path({str(root)!r})))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = interruptible([sys.executable, "-c", code])
     partial = workdir / "out/predictions.partial.jsonl"
     deadline = time.monotonic() + 60
     while not partial.is_file() and time.monotonic() < deadline:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from mishaps import interruptible
 from PIL import Image
 from rich.console import Console
 from tiny_assets import write_assets
@@ -121,7 +121,7 @@ def test_resume_goes_on_to_the_same_weights(run: Run, capsys: pytest.CaptureFixt
 
 def test_ctrl_c_says_how_to_go_on(workdir: Path) -> None:
     command = [sys.executable, "-m", "cgru", "unlearn", "Dogs", *TINY, "policy.iterations=5000", "--out", "cut"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = interruptible(command)
     deadline = time.monotonic() + 90
     while not list(workdir.glob("cut/*/stages/3-policy/checkpoint-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
