@@ -36,7 +36,9 @@ def test_the_nsfw_reward_goes_from_0_to_1() -> None:
 
 def test_demo_is_best_with_less_work() -> None:
     changed = {line.split(":")[0] for line in diff(preset("best", "Dogs"), preset("demo", "Dogs"))}
-    assert changed <= {"preset", "policy.iterations", "policy.trajectories", "critic.trajectories"}
+    sizes = {"prompts.validation", "policy.iterations", "policy.trajectories", "retention.bank", "retention.batch"}
+    sizes |= {f"critic.{key}" for key in ("trajectories", "epochs", "batch", "online_updates")}
+    assert changed == {"preset", "sampling.steps", "sampling.noisy_steps"} | sizes
 
 
 @pytest.mark.parametrize("name", ["demo", "best"])
