@@ -198,7 +198,7 @@ def best(concept: str) -> RunConfig:
             warmup=6,  # ours: Adam's first steps are its longest
             beta2=0.95,  # ours: sweep b; 0.999 remembers the large first gradients for the whole run
             clip=1e-2,  # ours; 1e-4 is the paper's at 16,384 latent dimensions
-            advantage="gae",  # ours: V differences have a tenth of the gradient variance of r - V (docs/lab.md)
+            advantage="gae",  # ours: the only advantages whose mean gradient showed above noise (docs/lab.md)
             gae_lambda=0.5,  # ours
             step_weights="balanced",  # ours: else one step drowns the others
             targets="attention+ff",  # ours: sweep b
