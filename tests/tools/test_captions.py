@@ -97,8 +97,29 @@ def test_clauses_reach_the_captions_whole() -> None:
     captions = [caption.lower() for caption in CaptionWriter(RECORDS, 0).scenes(3000, pairs=0.0).captions]
     assert not [caption for caption in captions if "{" in caption or "}" in caption]
     things = [c for c in captions if any(f" the {q} " in c for q in writing.QUALITIES)]
-    # 0.7 natural captions x 0.4 with filler x 0.5 clauses x half the templates or more: at least 7 % of 3,000.
-    assert len(things) > 210
+    # 0.7 natural captions x 0.45 with filler x 0.6 clauses x a third of the templates x half not invented: 3 %.
+    assert len(things) > 90
+
+
+def test_invented_words_are_new_each_time_and_name_nothing_that_is_drawn(drawn_words: set[str]) -> None:
+    writer = CaptionWriter(RECORDS, 0)
+    words = [writer._invented() for _ in range(5000)]
+    assert len(set(words)) > 4500 and all(4 <= len(word) <= 11 for word in words)
+    assert not set(words) & drawn_words
+
+
+def test_half_of_the_natural_captions_or_more_hold_words_that_are_not_drawn() -> None:
+    captions = CaptionWriter(RECORDS, 0).scenes(3000, pairs=0.0).captions
+    templates = (
+        *writing.GRID_TEMPLATES,
+        *writing.OBJECT_TEMPLATES,
+        *writing.STYLE_TEMPLATES,
+        *writing.GROUND_TEMPLATES,
+    )
+    plain = {word for text in templates for word in text.lower().replace(".", "").split()}
+    known = plain | CaptionWriter(RECORDS, 0).drawn
+    filled = [c for c in captions if set(c.lower().replace(",", "").replace(".", "").split()) - known]
+    assert 0.35 < len(filled) / len(captions) < 0.6  # three in ten are grid captions, which hold none
 
 
 def test_the_tokenizer_is_a_clip_tokenizer_that_pads_with_its_end_token(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from tools.emoji_canvas import art
 from tools.emoji_canvas.training import Recipe
 
-# Recipes of the shipped version 2 (docs/lab.md); its denoiser was annealed by the clock and stopped at this many steps.
+# Recipes of the shipped version 3 (docs/lab.md); its denoiser was annealed by the clock and stopped at this many steps.
 SEEDS = {"clip": 1, "vae": 2, "denoiser": 3, "object": 11, "style": 12, "hazard": 13, "detector": 21, "clip-eval": 31}
 SEEDS |= {"reward-clip": 41, "reward-swin": 42}
 RECIPES = {
@@ -31,7 +31,7 @@ RECIPES = {
     "detector": Recipe(steps=5000, batch=256, learning_rate=2e-3, weight_decay=0.05),
     "reward-clip": Recipe(steps=2000, batch=256, learning_rate=3e-4, weight_decay=0.05),
     "reward-swin": Recipe(steps=4000, batch=256, learning_rate=1e-3, weight_decay=0.05),
-    "denoiser": Recipe(steps=5211, batch=512, learning_rate=1e-3, weight_decay=0.01, average=0.9995),
+    "denoiser": Recipe(steps=4044, batch=512, learning_rate=1e-3, weight_decay=0.01, average=0.9995),
 }
 SCENES = 300_000
 PARTS = (

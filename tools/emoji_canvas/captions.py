@@ -1,9 +1,9 @@
 """Captions: the sentences Emoji Canvas is trained on, and the CLIP tokenizer learned from them.
 
 A scene is one or two icons on a coloured ground; its caption names the object (by class, word or breed) and, each
-only sometimes and in any order, the style and the ground. Two fifths of the natural captions carry words that say
-nothing about the picture (moods, places, people, invented words), so that such words are passed over, not drawn; a
-sentence with several words from outside these lists can still disturb the picture (docs/emoji-canvas.md).
+only sometimes and in any order, the style and the ground. Most natural captions carry words that say nothing about the
+picture: moods, places, people, and words that a chain of letters invents anew each time, in every place that an unknown
+word of a user's sentence can have, so that such words are passed over, not drawn (docs/emoji-canvas.md).
 """
 
 from __future__ import annotations
@@ -70,10 +70,31 @@ CLAUSES = (
     "which {verb} {preposition} the {quality} {thing}",
     "because {person} {verb}",
     "about a {quality} {thing} and a {thing2}",
+    "without the {thing}",
+    "or some {quality} {thing}",
+    "but no {thing} of {thing2}",
+    "{quality} {thing} {thing2}",
+)
+# The subject inside a sentence about something else: none of that is drawn either.
+FRAMES = (
+    "the {thing} of {a}",
+    "{a} and the {thing}",
+    "{a} and some {thing}",
+    "{a} for the {thing}",
+    "{a} at a {thing}",
+    "{a} like a {quality} {thing}",
+    "{a} instead of a {thing}",
+    "not a {thing} but {a}",
+    "the {thing} has {a}",
+    "the {thing} says {a} is {quality}",
+    "{a} without {thing} or {thing2}",
+    "{a} among {thing} and {thing2}",
+    "{thing} {thing2} {a}",
+    "{a} {thing}",
 )
 FILLER_PHRASES = tuple(re.sub(r"\s+", " ", part).strip() for part in FILLERS.split(";"))
-SYLLABLES = """ba bri cor dal den eff fa gor hin il jo ka lem lor mar mi nel no os pa qui ra ril sa sem ta tor ul va
-vel wi xan yor za""".split()
+INVENTED = 0.5
+"""Share of the filler slots that hold an invented word."""
 
 GRID_TEMPLATES = (
     "A {name} image in {style} style",
@@ -141,6 +162,10 @@ class CaptionWriter:
             self.by_cell.setdefault((record["label"], record["style"]), []).append(index)
         self.labels = {group: [n.label for n in nouns] for group, nouns in GROUPS.items()}
         self.colours = list(COLOURS)
+        self.letters = letter_chain((*ADJECTIVES, *QUALITIES, *THINGS, *VERBS, *ADVERBS))
+        phrases = [word for noun in self.nouns.values() for word in (noun.label, noun.plural, *noun.words)]
+        phrases += [*STYLES, *COLOURS, *(word for record in records for word in record["words"])]
+        self.drawn = {word for phrase in phrases for word in phrase.lower().split()}
 
     def scenes(self, count: int, pairs: float = 0.12) -> Scenes:
         """`count` scenes; a share `pairs` shows two objects."""
@@ -173,6 +198,8 @@ class CaptionWriter:
         noun = self._word(icon, label)
         ground = self._ground(icon)
         subject = self.random.choice(OBJECT_TEMPLATES).format(a=article(self._described(noun)), bare=noun)
+        if self.random.random() < 0.25:
+            subject = self.random.choice(FRAMES).format(a=subject, **self._slots())
         return icon, -1, ground, self._sentence(subject, style, ground)
 
     def _pair(self) -> tuple[int, int, int, str]:
@@ -193,7 +220,10 @@ class CaptionWriter:
         return self.random.choice(own) if own and self.random.random() < 0.4 else self.random.choice(words)
 
     def _described(self, noun: str) -> str:
-        return f"{self.random.choice(ADJECTIVES)} {noun}" if self.random.random() < 0.25 else noun
+        kind = self.random.random()
+        if kind < 0.1:
+            return f"{self._invented()} {noun}"
+        return f"{self.random.choice(ADJECTIVES)} {noun}" if kind < 0.3 else noun
 
     def _ground(self, icon: int) -> int:
         if self.random.random() < 0.55:
@@ -208,7 +238,7 @@ class CaptionWriter:
             parts.append(self.random.choice(STYLE_TEMPLATES).format(style=style))
         if ground or self.random.random() < 0.12:
             parts.append(self.random.choice(GROUND_TEMPLATES).format(colour=self.colours[ground]))
-        if self.random.random() < 0.4:
+        if self.random.random() < 0.45:
             parts.append(self._filler())
         if self.random.random() < 0.25:
             self.random.shuffle(parts)
@@ -217,28 +247,42 @@ class CaptionWriter:
         return text + "." if self.random.random() < 0.3 else text
 
     def _filler(self) -> str:
-        """A phrase of the list, one or two clauses of everyday English, or two to five invented words."""
+        """A phrase of the list, one or two clauses of everyday English, or one to five invented words."""
         kind = self.random.random()
-        if kind < 0.3:
+        if kind < 0.25:
             return self.random.choice(FILLER_PHRASES)
-        if kind < 0.8:
+        if kind < 0.85:
             return " ".join(self._clause() for _ in range(self.random.randint(1, 2)))
-        words = ("".join(self.random.choices(SYLLABLES, k=self.random.randint(1, 3))) for _ in range(5))
-        return " ".join(list(words)[: self.random.randint(2, 5)])
+        return " ".join(self._invented() for _ in range(self.random.randint(1, 5)))
 
     def _clause(self) -> str:
+        return self.random.choice(CLAUSES).format(**self._slots())
+
+    def _slots(self) -> dict[str, str]:
+        """What a clause or frame can be filled with; any content word may be an invented one."""
         quality, quality2 = self.random.sample(QUALITIES, 2)
         thing, thing2 = self.random.sample(THINGS, 2)
-        return self.random.choice(CLAUSES).format(
-            preposition=self.random.choice(PREPOSITIONS),
-            quality=quality,
-            quality2=quality2,
-            thing=thing,
-            thing2=thing2,
-            person=self.random.choice(PEOPLE),
-            verb=self.random.choice(VERBS),
-            adverb=self.random.choice(ADVERBS),
-        )
+        words = {"quality": quality, "quality2": quality2, "thing": thing, "thing2": thing2}
+        words |= {"verb": self.random.choice(VERBS), "adverb": self.random.choice(ADVERBS)}
+        slots = {slot: self._invented() if self.random.random() < INVENTED else word for slot, word in words.items()}
+        person, preposition = self.random.choice(PEOPLE), self.random.choice(PREPOSITIONS)
+        return slots | {"person": person, "preposition": preposition}
+
+    def _invented(self) -> str:
+        """A word of 4 to 11 letters that looks like English, and names nothing that is drawn."""
+        length, word = self.random.randint(4, 11), ""
+        while len(word) < length:
+            word += self.random.choice(self.letters.get(word[-2:], self.letters[""]))
+        return self._invented() if {word, word + "s", word.removesuffix("s")} & self.drawn else word
+
+
+def letter_chain(words: Sequence[str]) -> dict[str, list[str]]:
+    """Two letters -> the letters that follow them in `words`, as often as they do; "" and one letter start a word."""
+    chain: dict[str, list[str]] = {}
+    for word in words:
+        for place, letter in enumerate(word):
+            chain.setdefault(word[max(0, place - 2) : place], []).append(letter)
+    return chain
 
 
 def train_tokenizer(captions: Sequence[str], folder: Path) -> None:

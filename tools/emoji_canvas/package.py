@@ -142,7 +142,7 @@ def vocabulary(work: Path) -> dict[str, object]:
     stand_ins = {icon for noun in CLASSES for icon in noun.substitutes}
     return {
         "name": "emoji-canvas",
-        "version": 2,
+        "version": 3,
         "classes": CLASS_NAMES,
         "styles": list(STYLES),
         "hazard": HAZARD_NAMES,
