@@ -1,18 +1,21 @@
 """The outside detector: what it sees, when it raises an alarm, which look is best."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rewards.reward_folders import save_classifier, save_clip
 from tiny_assets import write_judge
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForImageClassification, CLIPConfig, CLIPModel, CLIPTokenizer
+from transformers import AutoModelForImageClassification, CLIPModel, CLIPTokenizer, SiglipConfig, SiglipModel
 
 from cgru.prompts import Prompt
-from cgru.tasks import Concept, load_lexicon
+from cgru.rewards.weights import lineage_of
+from cgru.tasks import ASSETS, Concept, load_lexicon
 from cgru.watch import (
     BestTradeOff,
     Detector,
@@ -22,9 +25,10 @@ from cgru.watch import (
     gap,
     load_detector,
     look,
+    named_detector,
     record,
+    refuse_judge,
     refuse_shared_lineage,
-    zero_shot_detector,
 )
 
 LEXICON = load_lexicon()
@@ -96,26 +100,100 @@ def test_a_detector_that_could_never_see_the_target_is_refused(folder: Path, tmp
         detector_for(Concept("Dogs", "class"), LEXICON.vocabulary, root=tmp_path)
 
 
-def test_zero_shot_tells_a_text_from_others(tmp_path: Path, sd_folder: Path) -> None:
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory, sd_folder: Path) -> dict[str, Path]:
+    """A CLIP, a SigLIP and an NSFW classifier, tiny and random, as they lie on the hub."""
+    root = tmp_path_factory.mktemp("networks")
     tokenizer = CLIPTokenizer.from_pretrained(sd_folder / "tokenizer")
-    text = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text |= {"intermediate_size": 16, "max_position_embeddings": 16, "eos_token_id": tokenizer.eos_token_id}
-    vision = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = CLIPConfig(text_config=text, vision_config=vision | {"intermediate_size": 16}, projection_dim=8)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = CLIPModel(config).eval()
-    network.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    detector = zero_shot_detector(tmp_path, "a dog", ["a cat", "a dog", "a key"])
-    images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    assert (detector.labels, detector.targets) == (("a dog", "a cat", "a key"), ("a dog",))
-    mean, std = torch.tensor([0.48145466, 0.4578275, 0.40821073]), torch.tensor([0.26862954, 0.26130258, 0.27577711])
-    tokens = tokenizer(list(detector.labels), padding=True, return_tensors="pt")
+        save_clip(root / "clip", tokenizer)
+        save_siglip(root / "siglip", tokenizer)
+        save_classifier(root / "nsfw")
+    return {name: root / name for name in ("clip", "siglip", "nsfw")}
+
+
+def save_siglip(folder: Path, tokenizer: CLIPTokenizer) -> None:
+    """With a tokenizer that is here; SigLIP's own needs a package. SigLIP 2's config.json names no class."""
+    text = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 2, "max_position_embeddings": 16, "projection_size": 16, "pad_token_id": 1}
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = SiglipConfig(text_config=text, vision_config=vision | {"image_size": 16, "patch_size": 8})
+    SiglipModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    table = json.loads((folder / "config.json").read_text())
+    del table["architectures"]
+    (folder / "config.json").write_text(json.dumps(table))
+    prepare = {"size": {"height": 16, "width": 16}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(prepare))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "mean", "std"),
+    [("clip", CLIPModel, [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]), ("siglip", SiglipModel, [0.5] * 3, [0.5] * 3)],
+)
+def test_zero_shot_tells_a_text_from_others(
+    networks: dict[str, Path], name: str, kind: type[CLIPModel | SiglipModel], mean: list[float], std: list[float]
+) -> None:
+    detector = named_detector(str(networks[name]), ("a dog",), ["a cat", "a dog", "a key"])
+    assert (detector.labels, detector.targets) == (("a dog", "a cat", "a key", "nothing"), ("a dog",))
+    images = torch.rand(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    tokenizer, network = CLIPTokenizer.from_pretrained(networks[name]), kind.from_pretrained(networks[name]).eval()
+    texts = ["a picture of a dog", "a picture of a cat", "a picture of a key", "a blurry meaningless pattern"]
+    # By hand: SigLIP reads all 16 places without a mask; of CLIP the mask is given here and must not matter.
+    tokens = tokenizer(texts, padding="max_length", truncation=True, max_length=16, return_tensors="pt")
+    pixels = (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     with torch.no_grad():
-        pixels = (images - mean.view(3, 1, 1)) / std.view(3, 1, 1)
-        expected = network(pixel_values=pixels, **tokens).logits_per_image.softmax(-1)
+        read = dict(tokens) if name == "clip" else {"input_ids": tokens.input_ids}
+        expected = network(pixel_values=pixels, **read).logits_per_image.softmax(-1)
     torch.testing.assert_close(detector.probabilities(images), expected)
+    assert expected.std(0).max() > 0  # it does look at the pictures
+
+
+def test_several_texts_can_mean_the_concept(networks: dict[str, Path]) -> None:
+    detector = named_detector(f"{networks['clip']}#dog, puppy", ("Dogs",), ["a cat"])
+    assert (detector.labels, detector.targets) == (("dog", "puppy", "a cat", "nothing"), ("dog", "puppy"))
+
+
+def test_a_classifier_is_asked_for_its_own_labels(networks: dict[str, Path]) -> None:
+    source = networks["nsfw"]
+    detector = named_detector(f"{source}#nsfw", ("nudity",), ["a cat"])
+    assert (detector.labels, detector.targets) == (("normal", "nsfw"), ("nsfw",))
+    images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    network = AutoModelForImageClassification.from_pretrained(source).eval()
+    with torch.no_grad():
+        expected = network(pixel_values=(images - 0.5) / 0.5).logits.softmax(-1)
+    torch.testing.assert_close(detector.probabilities(images), expected)
+    assert named_detector(str(source), ("NSFW",), []).targets == ("nsfw",)  # a concept that is one, whatever its case
+
+
+def test_a_wrong_name_is_one_line(networks: dict[str, Path], sd_folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(networks["clip"], broken)
+    (broken / "preprocessor_config.json").unlink()
+    bare = tmp_path / "bare"
+    shutil.copytree(networks["nsfw"], bare)
+    (bare / "preprocessor_config.json").write_text('{"size": 16}')
+    wrong = {
+        "atuo": "unknown watch.detector 'atuo'; allowed: auto, none. Did you mean 'auto'.*a hub id",
+        "nobody/knows-this": "'nobody/knows-this' is no folder here and could not be read from the hub",
+        str(sd_folder / "text_encoder"): "is a CLIPTextModel; allowed: a CLIPModel, a SiglipModel or a",
+        f"{networks['nsfw']}#nfsw": "'nsfw' does not know nfsw; it knows: normal, nsfw. Did you mean 'nsfw'",
+        str(networks["nsfw"]): "does not know nudity; .*watch.detector=NETWORK#LABEL",
+        str(broken): "cannot read the network in .*broken'.*No such file",
+        str(bare): "preprocessor_config.json of .*bare' has no 'image_mean'",
+    }
+    for name, message in wrong.items():
+        with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+            named_detector(name, ("nudity",), [])
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("judge", ["judges/object", "clip-eval"])
+def test_a_judge_may_not_watch(judge: str) -> None:
+    with pytest.raises(ValueError, match=f"is the judge '{Path(judge).name}' of the benchmark"):
+        refuse_judge(lineage_of(ASSETS / judge))
+    refuse_judge(lineage_of(ASSETS / "detector"))
 
 
 def test_a_look_counts_only_labels_the_detector_knows(by_hand: Detector) -> None:
@@ -125,10 +203,18 @@ def test_a_look_counts_only_labels_the_detector_knows(by_hand: Detector) -> None
     assert seen == Look(3, target_share=0.25, keep_share=0.5, nothing_share=0.5, reward_fraction=0.5)
 
 
-def test_a_look_without_pictures_to_judge_is_refused(by_hand: Detector) -> None:
-    key = [Prompt("a key", "key", "")]
+def test_without_known_labels_kept_means_that_the_concept_is_not_seen(by_hand: Detector) -> None:
+    keys = [Prompt("a key", "key", "")] * 4
+    assert not by_hand.can_tell(keys) and by_hand.can_tell([*keys, Prompt("a cat", "Cats", "object")])
+    found = look(
+        by_hand, pictures("Dogs"), pictures("Cats", "Dogs", "nothing", "Cats"), keys, iteration=0, reward_fraction=0.5
+    )
+    assert found.keep_share == 0.75
+
+
+def test_a_look_without_pictures_is_refused(by_hand: Detector) -> None:
     with pytest.raises(ValueError, match="no validation picture that the detector could judge"):
-        look(by_hand, pictures("Dogs"), pictures("Cats"), key, iteration=0, reward_fraction=0.5)
+        look(by_hand, pictures("Dogs"), torch.empty(0, 3, 2, 2), [], iteration=0, reward_fraction=0.5)
 
 
 def test_the_gap_is_what_the_reward_does_not_see() -> None:

@@ -1,8 +1,10 @@
 """Many runs side by side on one machine: `python -m tools.sweep JOBS.json --out FOLDER [--workers 14] [--device cuda]`.
 
-JOBS.json is a list of {"name", "concept", "seed", "preset", "set": ["key=value", ...]}. Each job is one `unlearn` and
-one `canvas` evaluation; a finished job is a line of FOLDER/results.jsonl, so a sweep that was cut short goes on where
-it stopped. Used for tuning (docs/lab.md); the figures people see come from `cgru evaluate` on finished runs.
+JOBS.json is a list of {"name", "concept", "seed", "method", "preset", "set": ["key=value", ...], "benchmarks",
+"images", "table"}; all but name and concept may be left out (then as in `cgru unlearn`; benchmarks: canvas). A job is
+one `unlearn` and its evaluations; {"name", "model", "concept"?, "benchmarks"} only evaluates. Workers claim jobs in the
+file's order, so long ones belong first. A finished job is a line of FOLDER/results.jsonl; the same command again goes
+on where it stopped and tries again what failed. tools/results.py makes tables of the lines, grouped by "table".
 """
 
 from __future__ import annotations
@@ -10,66 +12,178 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import platform
+import shlex
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+Table = dict[str, Any]
+"""A job or a row, as in JSON."""
+
 log = logging.getLogger(__name__)
 
+# What a benchmark takes as a target; any other benchmark takes every kind.
+KINDS = {"canvas": ("class", "style"), "hazard": ("hazard",)}
+SHARES = ("target_share", "keep_share", "nothing_share")
+OURS = ("seed", "device")
+"""Keys that every job has of its own, so they say nothing about its settings."""
 
-def run_job(job: dict[str, Any], folder: Path, device: str, images: int) -> dict[str, Any]:
-    """One training and its evaluation; returns the line for results.jsonl."""
-    from cgru.config import RunConfig, override
-    from cgru.evaluation.session import evaluate
+
+def run_job(job: Table, folder: Path, device: str, images: int) -> Table:
+    """One training, unless the job names a model, and its evaluations; the line for results.jsonl."""
+    begun = time.time()
+    found: Table = {} if "model" in job else _train(job, folder / job["name"], device)
+    trained = time.time()
+    found |= _measure({**job, **found}, folder / job["name"], device, job.get("images", images))
+    seconds = [round(trained - begun), round(time.time() - trained)]
+    return {"name": job["name"], "table": job.get("table"), **found, "seconds": seconds, **_provenance(device)}
+
+
+def _train(job: Table, folder: Path, device: str) -> Table:
+    from cgru.config import diff
     from cgru.pipeline import unlearn
-    from cgru.presets import preset
+    from cgru.presets import preset, resolve_config
     from cgru.runs import read_metrics
 
-    begun = time.time()
-    base = preset(job["preset"], job["concept"]) if job.get("preset") else RunConfig(concept=job["concept"])
-    config = override(base, [*job.get("set", []), f"seed={job.get('seed', 0)}", f"device={device}"])
-    run = unlearn(config, folder / job["name"])
-    trained = time.time()
-    scores = evaluate(str(run.path), "canvas", target=config.concept, images=images, device=device, with_base=False)
-    metrics = read_metrics(run.path / "metrics.jsonl")
-    looks = [_look(record) for record in metrics if "watch/gap" in record]
+    settings = [*job.get("set", []), f"seed={job.get('seed', 0)}", f"device={device}"]
+    names = {"method": job.get("method"), "preset_name": job.get("preset")}
+    config = resolve_config(job["concept"], **names, overrides=settings)
+    run = unlearn(config, folder)
+    changed = diff(preset(config.preset, config.concept), config)
     return {
-        "name": job["name"],
-        "concept": config.concept,
-        "seed": config.seed,
-        "measured": {
-            k: [round(v[x], 4) if v[x] is not None else None for x in ("value", "low", "high")] + [v["n"]]
-            for k, v in scores["measurements"].items()
-        },
-        "looks": looks,
-        "rewards": [round(float(m["reward/mean"] or 0), 2) for m in metrics[:: max(1, len(metrics) // 10)]],
-        "seconds": [round(trained - begun), round(time.time() - trained)],
+        **{key: getattr(config, key) for key in ("concept", "seed", "method", "preset")},
+        "changed": [line for line in changed if line.partition(":")[0] not in OURS],
+        "iterations": config.policy.iterations,
+        "trajectories": config.policy.trajectories,
+        "warm_start": config.critic.trajectories if config.critic.kind != "none" else 0,
+        "diagnosed": config.diagnostics.trajectories,
+        **history(read_metrics(run.path / "metrics.jsonl")),
         "run": str(run.path),
     }
 
 
-def _look(record: Mapping[str, Any]) -> list[float]:
-    shares = (record[f"watch/{name}"] for name in ("target_share", "keep_share", "nothing_share"))
-    return [record["iteration"] + 1, *(round(float(share), 3) for share in shares)]
+def history(metrics: Sequence[Mapping[str, Any]]) -> Table:
+    """What the tables need of metrics.jsonl: every reward, the looks of the outside detector, gradient variances."""
+    return {
+        "rewards": [_rounded(m["reward/mean"], 3) for m in metrics],
+        "looks": [
+            [m["iteration"] + 1, *(_rounded(m[f"watch/{name}"], 3) for name in SHARES)]
+            for m in metrics
+            if "watch/gap" in m
+        ],
+        "variance": [
+            {"iteration": m["iteration"]}
+            | {key.removeprefix("variance/"): m[key] for key in m if key.startswith("variance/")}
+            for m in metrics
+            if "variance/mean" in m
+        ],
+    }
 
 
-def work(jobs: list[dict[str, Any]], out: Path, part: int, parts: int, arguments: argparse.Namespace) -> None:
-    """Every parts-th job, one after the other."""
-    results = out / "results.jsonl"
-    done = {json.loads(line)["name"] for line in results.read_text().splitlines()} if results.exists() else set()
-    for job in jobs[part::parts]:
-        if job["name"] in done or (arguments.until and time.time() > arguments.until):
-            continue
+def _measure(job: Table, folder: Path, device: str, images: int) -> Table:
+    from cgru.evaluation.session import evaluate
+
+    measured: Table = {}
+    protocol: Table = {}
+    for benchmark in job.get("benchmarks", ["canvas"]):
+        scores = evaluate(
+            job.get("run") or job["model"],
+            benchmark,
+            target=target_of(benchmark, job.get("concept")),
+            images=images,
+            out=None if "run" in job else folder / benchmark,
+            device=device,
+            with_base=False,  # the base is a job of its own
+        )
+        measured[benchmark] = {name: _numbers(found) for name, found in scores["measurements"].items()}
+        protocol[benchmark] = {"version": scores["version"], "images": images}
+    who = {key: job[key] for key in ("model", "concept") if key in job}
+    return {**who, "measured": measured, "protocol": protocol}
+
+
+def target_of(benchmark: str, concept: str | None) -> str | None:
+    """The concept where it is of a kind that the benchmark has a place for: `canvas` has none for hazards."""
+    from cgru.tasks import find_concept, load_lexicon
+
+    if concept is None:
+        return None
+    lexicon = load_lexicon()
+    kind = find_concept(concept, lexicon.vocabulary, lexicon.aliases).kind
+    return concept if kind in KINDS.get(benchmark, (kind,)) else None
+
+
+def _numbers(found: Mapping[str, Any]) -> list[float | None]:
+    return [*(_rounded(found[key], 4) for key in ("value", "low", "high")), found["n"]]
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)  # None: no interval, or not finite in metrics.jsonl
+
+
+def _provenance(device: str) -> Table:
+    from importlib.metadata import version
+
+    import torch
+
+    import cgru.runs
+    from cgru.backbones.base import pick_device
+    from cgru.evaluation.session import LIBRARIES
+
+    picked = pick_device(device)
+    name = torch.cuda.get_device_name(picked) if picked.type == "cuda" else f"{picked.type}, {platform.machine()}"
+    # A copy of the working tree on a borrowed machine has no .git, so whoever copied it says what it is.
+    commit = cgru.runs.commit_of(Path(cgru.runs.__file__)) or os.environ.get("CGRU_COMMIT")
+    return {"commit": commit, "device": name, "libraries": {name: version(name) for name in LIBRARIES}}
+
+
+def read_rows(path: Path) -> list[Table]:
+    """The lines of a results.jsonl, none if there is no such file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def open_claims(out: Path, jobs: Iterable[Table]) -> Path:
+    """The folder of claims, in which exactly the jobs with a result are claimed; before any worker starts."""
+    names = [job["name"] for job in jobs]
+    if wrong := [name for name in names if names.count(name) > 1 or Path(name).name != name]:
+        raise ValueError(f"job name {wrong[0]!r}; allowed: names of folders, each once. Rename that job.")
+    claims = out / "claims"
+    claims.mkdir(parents=True, exist_ok=True)
+    for stale in claims.iterdir():
+        stale.unlink()
+    for row in read_rows(out / "results.jsonl"):
+        if "error" not in row:
+            (claims / row["name"]).touch()
+    return claims
+
+
+def claimed(jobs: Iterable[Table], claims: Path) -> Iterator[Table]:
+    """The jobs that this process is the first to claim, each claimed when it is asked for."""
+    for job in jobs:
         try:
-            row = run_job(job, out, arguments.device, arguments.images)
+            (claims / job["name"]).touch(exist_ok=False)  # O_EXCL: of several workers one succeeds
+        except FileExistsError:
+            continue
+        yield job
+
+
+def work(jobs: Sequence[Table], arguments: argparse.Namespace, command: str) -> None:
+    """One job after the other, as long as there are any and there is time."""
+    for job in claimed(jobs, arguments.out / "claims"):
+        if arguments.until and time.time() > arguments.until:
+            return
+        try:
+            row = run_job(job, arguments.out, arguments.device, arguments.images)
         except Exception:
             row = {"name": job["name"], "error": traceback.format_exc()}
-        with results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        line = json.dumps({**row, "command": command}) + "\n"
+        with (arguments.out / "results.jsonl").open("ab", buffering=0) as file:
+            file.write(line.encode())  # one write, so that lines of several workers do not mix
         log.info("%s", json.dumps({k: row.get(k) for k in ("name", "seconds", "error")}))
 
 
@@ -80,17 +194,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--images", type=int, default=2, help="pictures per cell of the benchmark")
+    parser.add_argument("--images", type=int, default=2, help="pictures per cell of a benchmark; a job's own wins")
     parser.add_argument("--until", type=float, help="start no job after this time (seconds since 1970)")
-    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.part is not None:
-        work(json.loads(arguments.jobs.read_text()), arguments.out, arguments.part, arguments.workers, arguments)
+    jobs = json.loads(arguments.jobs.read_text())
+    given = [text for text in sys.argv[1:] if text != "--worker"]
+    if arguments.worker:
+        work(jobs, arguments, shlex.join(["python", "-m", "tools.sweep", *given]))
         return
-    command = [sys.executable, "-m", "tools.sweep", *sys.argv[1:]]
-    workers = [subprocess.Popen([*command, "--part", str(part)]) for part in range(arguments.workers)]
+    open_claims(arguments.out, jobs)
+    command = [sys.executable, "-m", "tools.sweep", *given, "--worker"]
+    workers = [subprocess.Popen(command) for _ in range(arguments.workers)]
     for worker in workers:
         worker.wait()
 

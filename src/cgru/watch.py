@@ -3,13 +3,11 @@
 A reward can be fooled without the concept being gone. So every few iterations a network that nothing is trained against
 looks at validation pictures; where it still sees what the reward no longer sees, the gap raises an alarm. The same
 looks choose the best trade-off of forgetting and keeping. Benchmark prompts and judges have no part in this.
-Loading is a second copy of `evaluation/judges.py` (a higher tier); styles have no embedded detector.
+Emoji Canvas ships one for classes and hazards; anything else is seen by a CLIP, SigLIP or classifier the user names.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,18 +15,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import AutoModelForImageClassification, CLIPModel, CLIPTokenizer
+from transformers import AutoModelForImageClassification, AutoTokenizer, CLIPModel, SiglipModel
 
-from cgru.backbones.quiet import no_progress_bars
+from cgru.catalog import nearest, unknown
 from cgru.prompts import Prompt
+from cgru.rewards.pictures import Preprocess, read_preprocess
+from cgru.rewards.weights import ALLOWED, lineage_of, load_network, origin_of, read_json, reading
 from cgru.tasks import ASSETS, Concept, Kind, targets
 
+AUTO, NONE = "auto", "none"
+"""Detectors that are no network's name: the shipped one where there is one, and none at all."""
 NOTHING = "nothing"
 """The label of pictures in which nothing can be recognised."""
 BATCH = 64
-# The normalisation CLIP was trained with (its preprocessor_config.json).
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+LISTED = 20
+"""Labels that a message names at most; some classifiers have a thousand."""
+
+# model_type in config.json of networks with both towers, so that any texts can be labels; SigLIP 2 is siglip, too.
+ZERO_SHOT: Mapping[str, Any] = {"clip": CLIPModel, "siglip": SiglipModel}
+CLASSIFIER = "ForImageClassification"
+# Ours: an article-free frame, since labels come with and without one ("a bicycle", "golden retriever"), and a text for
+# pictures that broke down, which would otherwise count as whatever they resemble least badly.
+TEXT, NOTHING_TEXT = "a picture of {}", "a blurry meaningless pattern"
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,12 @@ class Detector:
     def __post_init__(self) -> None:
         """Refuse targets the detector could never see: it would report success."""
         if missing := [label for label in self.targets if label not in self.labels]:
+            more = ", ..." if len(self.labels) > LISTED else ""
+            close = nearest(missing[0], self.labels)
+            guess = f" Did you mean {close!r}?" if close else ""
             raise ValueError(
-                f"the detector {self.lineage['name']!r} does not know {', '.join(missing)}. Watch without it."
+                f"the detector {self.lineage['name']!r} does not know {', '.join(missing)}; it knows: "
+                f"{', '.join(self.labels[:LISTED])}{more}.{guess} Set watch.detector=NETWORK#LABEL, or to none."
             )
 
     @torch.inference_mode()
@@ -61,6 +73,10 @@ class Detector:
     def share_of_target(self, images: Tensor) -> float:
         """The share of pictures in which the detector sees the concept."""
         return _share([answer in self.targets for answer in self.answers(images)])
+
+    def can_tell(self, prompts: Sequence[Prompt]) -> bool:
+        """Whether it knows what any of these prompts should show."""
+        return any(prompt.label in self.labels for prompt in prompts)
 
 
 def detector_for(
@@ -77,50 +93,99 @@ def detector_for(
 
 
 def load_detector(folder: Path, wanted: tuple[str, ...], *, device: str | torch.device = "cpu") -> Detector:
-    """A transformers image-classifier folder with preprocessor_config.json (image_size, mean, std) and lineage.json."""
+    """The shipped image classifier: its preprocessor_config.json is ours (image_size, mean, std)."""
     if not folder.is_dir():
         raise FileNotFoundError(
             f"no detector in {str(folder)!r}: the embedded assets are incomplete. Run `cgru doctor`."
         )
-    with no_progress_bars():
-        network = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32).eval().to(device)
-    network.requires_grad_(False)
-    prepare, lineage = (_read(folder / name) for name in ("preprocessor_config.json", "lineage.json"))
-    size, mean, std = prepare["image_size"], prepare["mean"], prepare["std"]
+    table = read_json(folder, "preprocessor_config.json")
+    size, mean, std = table["image_size"], table["mean"], table["std"]
+    return _classifier(folder, wanted, Preprocess((size, size), None, (mean,), (std,), "bilinear"), device)
 
-    def classify(images: Tensor) -> Tensor:
-        prepared = (_resized(images.to(device), size, "bilinear") - mean) / std
-        return network(prepared).logits.softmax(-1)
 
-    names = network.config.id2label
-    labels = tuple(names[i] for i in range(len(names)))
-    return Detector(labels, wanted, classify, _lineage(folder, lineage["name"], lineage["started_from"]))
+def named_detector(
+    name: str, concept: Sequence[str], others: Sequence[str], *, device: str | torch.device = "cpu"
+) -> Detector:
+    """The detector that a user names: NETWORK, or NETWORK#LABEL,LABEL where the concept is not what it is called there.
+
+    Args:
+        name: NETWORK is a folder or a hub id of a CLIP or SigLIP, for which labels are any texts, or of an image
+            classifier, for which they are some of its own.
+        concept: the labels when none are named.
+        others: texts that a CLIP or SigLIP is to tell the concept from: the labels of the retain prompts.
+        device: where it looks at pictures.
+    """
+    source, _, listed = name.partition("#")
+    wanted = tuple(label.strip() for label in listed.split(",") if label.strip()) or tuple(concept)
+    origin = _origin(source)
+    table = read_json(origin, "config.json")
+    kind, classes = table.get("model_type", ""), table.get("architectures") or [""]  # SigLIP 2 leaves the class out
+    if classes[0].endswith(CLASSIFIER):
+        return _classifier(origin, wanted, _preprocess(origin), device)
+    if kind in ZERO_SHOT:
+        return zero_shot_detector(origin, ZERO_SHOT[kind], wanted, others, device=device)
+    raise ValueError(
+        f"watch.detector {source!r} is a {classes[0] or kind or 'network of no known kind'}; allowed: a CLIPModel, a "
+        f"SiglipModel or a ...{CLASSIFIER}. Give another, or none."
+    )
 
 
 def zero_shot_detector(
-    folder: Path, concept: str, others: Sequence[str], *, device: str | torch.device = "cpu"
+    origin: Path | str,
+    kind: Any,  # noqa: ANN401 - a class of ZERO_SHOT
+    concept: Sequence[str],
+    others: Sequence[str],
+    *,
+    device: str | torch.device = "cpu",
 ) -> Detector:
-    """For any model and text: a CLIP that is not the reward's says whether a picture is the concept or one of `others`.
-
-    Args:
-        folder: a transformers CLIPModel with its tokenizer.
-        concept: what to forget.
-        others: texts to tell it from, such as the labels of the retain prompts.
-    """
-    with no_progress_bars():
-        network = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval().to(device)
-        tokenizer = CLIPTokenizer.from_pretrained(folder)
-    network.requires_grad_(False)
-    labels = tuple(dict.fromkeys((concept, *others)))
-    tokens = tokenizer(list(labels), padding=True, truncation=True, return_tensors="pt").to(device)
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (CLIP_MEAN, CLIP_STD))
-    size = network.config.vision_config.image_size
+    """For any text: whether a picture is most like the concept, like one of `others`, or like nothing."""
+    network = load_network(kind, origin).to(device)
+    prepare = _preprocess(origin)
+    with reading(origin):
+        tokenizer = AutoTokenizer.from_pretrained(origin)
+    labels = tuple(dict.fromkeys((*concept, *others, NOTHING)))
+    texts = [NOTHING_TEXT if label == NOTHING else TEXT.format(label) for label in labels]
+    # As SigLIP was trained: full length, no mask. CLIP reads up to the end of the text; what follows does not matter.
+    longest = network.config.text_config.max_position_embeddings
+    tokens = tokenizer(texts, padding="max_length", truncation=True, max_length=longest, return_tensors="pt").input_ids
 
     def classify(images: Tensor) -> Tensor:
-        prepared = (_resized(images.to(device), size, "bicubic").clamp(0, 1) - mean) / std
-        return network(pixel_values=prepared, **tokens).logits_per_image.softmax(-1)
+        found = network(input_ids=tokens.to(device), pixel_values=prepare(images.to(device)))
+        return found.logits_per_image.softmax(-1)
 
-    return Detector(labels, (concept,), classify, _lineage(folder, folder.name, []))
+    return Detector(labels, tuple(concept), classify, lineage_of(origin))
+
+
+def _classifier(origin: Path | str, wanted: Sequence[str], prepare: Preprocess, device: str | torch.device) -> Detector:
+    network = load_network(AutoModelForImageClassification, origin).to(device)
+    names = network.config.id2label
+    labels = tuple(names[i] for i in range(len(names)))
+    spelt = {label.lower(): label for label in labels}
+    own = tuple(spelt.get(label.lower(), label) for label in wanted)
+    return Detector(
+        labels,
+        own,
+        lambda images: network(pixel_values=prepare(images.to(device))).logits.softmax(-1),
+        lineage_of(origin),
+    )
+
+
+def _preprocess(origin: Path | str) -> Preprocess:
+    try:
+        return read_preprocess(origin)
+    except KeyError as error:
+        raise ValueError(
+            f"preprocessor_config.json of {str(origin)!r} has no {error}; allowed: what transformers' image processors "
+            "save. Use another network."
+        ) from error
+
+
+def _origin(source: str) -> Path | str:
+    try:
+        return origin_of(source)
+    except FileNotFoundError as error:
+        advice = f"Or give {ALLOWED}."
+        raise FileNotFoundError(unknown("watch.detector", source, (AUTO, NONE), advice)) from error
 
 
 @dataclass(frozen=True)
@@ -131,7 +196,8 @@ class Look:
     target_share: float
     """Of the validation forget prompts' pictures, those that show the concept."""
     keep_share: float
-    """Of the validation retain prompts' pictures with a label the detector knows, those that show it."""
+    """Of the validation retain prompts' pictures with a label the detector knows, those that show it; where it knows
+    none of their labels, those in which it does not see the concept (a broken picture is then as good as any)."""
     nothing_share: float
     """Of the validation forget prompts' pictures, those in which nothing can be recognised; 0 without such a label."""
     reward_fraction: float
@@ -149,11 +215,12 @@ def look(
 ) -> Look:
     """Look at pictures of the validation forget prompts and of the retain prompts, (n, 3, h, w) in [0, 1]."""
     seen = detector.answers(forgotten)
-    pairs = zip(detector.answers(kept), (prompt.label for prompt in kept_prompts), strict=True)
+    pairs = list(zip(detector.answers(kept), (prompt.label for prompt in kept_prompts), strict=True))
+    right = [answer == label for answer, label in pairs if label in detector.labels]
     return Look(
         iteration=iteration,
         target_share=_share([answer in detector.targets for answer in seen]),
-        keep_share=_share([answer == label for answer, label in pairs if label in detector.labels]),
+        keep_share=_share(right or [answer not in detector.targets for answer, _ in pairs]),
         nothing_share=_share([answer == NOTHING for answer in seen]),
         reward_fraction=reward_fraction,
     )
@@ -229,24 +296,18 @@ def refuse_shared_lineage(reward: Mapping[str, Any], detector: Mapping[str, Any]
         raise ValueError(f"{names} share the weights {', '.join(sorted(shared))}. Watch with an unrelated detector.")
 
 
+def refuse_judge(detector: Mapping[str, Any], root: Path = ASSETS) -> None:
+    """Training that stops by what a judge sees would be judged by what it was chosen for."""
+    for folder in sorted(root.glob("judges/*/")) + [root / "clip-eval"]:
+        if _origins(detector) & set(lineage_of(folder)["weights"]):
+            raise ValueError(
+                f"detector {detector['name']!r} is the judge {folder.name!r} of the benchmark; allowed: a network that "
+                "judges nothing. Give another as watch.detector, or none."
+            )
+
+
 def _origins(lineage: Mapping[str, Any]) -> set[str]:
     return {*lineage["weights"], *lineage["started_from"]}
-
-
-def _lineage(folder: Path, name: str, started_from: Sequence[str]) -> dict[str, Any]:
-    with (folder / "model.safetensors").open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": name, "weights": [sha256], "started_from": list(started_from)}
-
-
-def _resized(images: Tensor, size: int, mode: str) -> Tensor:
-    # antialias matters only when shrinking (512-pixel models).
-    return functional.interpolate(images.float(), (size, size), mode=mode, align_corners=False, antialias=True)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return table
 
 
 def _share(outcomes: Sequence[bool]) -> float:

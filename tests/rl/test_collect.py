@@ -8,8 +8,10 @@ import pytest
 import torch
 from tiny_rl import Brightness, tiny_problem
 
+from cgru.mdp.rollout import rescore
+from cgru.prompts import Prompt
 from cgru.rewards.base import RewardError
-from cgru.rl.collect import choose, collect, scored
+from cgru.rl.collect import choose, collect, counterparts, explored, scored
 
 
 def test_prompts_are_taken_evenly(sd_folder: Path) -> None:
@@ -61,3 +63,39 @@ def test_each_prompt_is_encoded_once(sd_folder: Path) -> None:
     assert set(problem.text) == {"a dog", "trees"} and cond.prompts == ("a dog", "trees", "a dog")
     assert torch.equal(cond.embeddings[0], cond.embeddings[2])
     torch.testing.assert_close(cond.embeddings, problem.backbone.encode_text(["a dog", "trees", "a dog"]).embeddings)
+
+
+def test_exploring_trajectories_are_drawn_for_a_retain_prompt_and_relabelled(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder, "sampling.explore=0.5")
+    batch, plain = collect(problem, 0, forget=4), collect(tiny_problem(sd_folder), 0, forget=4)
+    assert explored(problem, 4) == 2 and explored(problem, 3) == 2  # 1.5, to the even number
+    assert batch.cond.prompts == plain.cond.prompts
+    torch.testing.assert_close(batch.cond.embeddings, plain.cond.embeddings)
+    same = [torch.equal(one, other) for one, other in zip(batch.x, plain.x, strict=True)]
+    assert same == [False, False, True, True]
+    assert torch.equal(batch.x[:, 0], plain.x[:, 0])  # the same noise at the start
+
+    # Their log-probs are those under the prompt that drew them; under the label they are others.
+    others = counterparts(problem, list(batch.cond.prompts[:2]), problem.prompts.retain, 0)
+    sample_ids, step_ids = batch[:2].policy_pairs()
+    steps = batch.steps(sample_ids, step_ids)
+    own = rescore(problem.backbone, steps, kernel=problem.kernel, guidance=batch.guidance)
+    drawn = replace(steps, cond=problem.encode([others[i] for i in sample_ids.tolist()]))
+    under_others = rescore(problem.backbone, drawn, kernel=problem.kernel, guidance=batch.guidance)
+    torch.testing.assert_close(under_others, steps.log_prob, atol=1e-5, rtol=0)
+    assert (own - steps.log_prob).abs().max() > 1e-5
+
+
+def test_counterparts_share_the_context_where_one_does(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder)
+    forget = (Prompt("a flat dog", "dog", "", "flat"), Prompt("an ink dog", "dog", "", "ink"))
+    pool = (
+        Prompt("a flat cat", "cat", "", "flat"),
+        Prompt("a cat", "cat", ""),
+        Prompt("a flat tree", "tree", "", "flat"),
+    )
+    problem = replace(problem, prompts=replace(problem.prompts, policy=forget, retain=pool))
+    found = counterparts(problem, ["a flat dog"] * 40 + ["an ink dog"] * 60, pool, 0)
+    assert set(found[:40]) == {"a flat cat", "a flat tree"}
+    assert set(found[40:]) == {"a flat cat", "a flat tree", "a cat"}  # no ink one, so any
+    assert found != counterparts(problem, ["a flat dog"] * 40 + ["an ink dog"] * 60, pool, 1)

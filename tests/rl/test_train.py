@@ -164,3 +164,15 @@ def test_gradient_variance_does_not_depend_on_the_parts(sd_folder: Path) -> None
     assert found[0].keys() == found[1].keys() and "variance/critic" not in found[0]
     assert found[0]["variance/mean"] == pytest.approx(found[1]["variance/mean"], rel=1e-3)
     assert all(parameter.grad is None for parameter in learner.parameters.values())
+
+
+def test_exploration_is_told_apart_and_parity_is_of_the_policy_s_own(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder, "sampling.explore=0.5")
+    done = iterate(problem, tiny_learner(problem), None)
+    reward = done.trajectory.reward
+    assert reward is not None
+    assert done.record["reward/explored_mean"] == pytest.approx(float(reward[:2].mean()))
+    assert done.record["reward/mean"] == pytest.approx(float(reward[2:].mean()))
+    assert float(done.record["policy/parity"]) <= 1e-5
+    with pytest.raises(TrainingError, match="before the first update"):
+        check_parity(problem, done.trajectory)

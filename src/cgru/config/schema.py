@@ -37,6 +37,9 @@ class SamplingConfig:
     """Only the first so many steps have noise, and so are learned from; the rest are deterministic. 0: all (paper)."""
     eta: PositiveShare = 1.0
     """DDIM noise, above 0 to 1 (ancestral, DDPO's); at 0 there would be nothing to learn from, as no step is random."""
+    explore: Decay = 0.0
+    """Share, 0 to under 1, of the forget trajectories that are sampled for a retain prompt and relabelled with their
+    forget prompt: behaviour that noise around a sure policy never finds. 0 (paper): none."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -214,6 +217,9 @@ class PolicyConfig:
 class WatchConfig:
     """The outside detector, and stopping on validation prompts."""
 
+    detector: Text = "auto"
+    """auto: the one shipped for classes and hazards of Emoji Canvas, elsewhere none; none; or NETWORK#LABEL,LABEL: the
+    folder or hub id of a CLIP, SigLIP or image classifier, and what it calls the concept (without #: the same)."""
     every: Whole = 10
     """Iterations between its looks; 0: never."""
     alarm: Share = 0.3
@@ -297,8 +303,10 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
     # Each of these would run for a while and then fail, or silently do nothing.
     has_critic = config.critic.kind != "none"
     policy, share = config.policy, config.retention.share
-    retains = share > 0 or config.retention.kl > 0
-    measured = min(config.diagnostics.trajectories, policy.trajectories)
+    retains = share > 0 or config.retention.kl > 0 or config.sampling.explore > 0
+    forget = policy.trajectories - round(share * policy.trajectories)
+    explored = round(config.sampling.explore * forget)
+    measured = min(config.diagnostics.trajectories, policy.trajectories - explored)
     return [
         (
             config.policy.advantage in ("critic", "gae") and not has_critic,
@@ -325,6 +333,11 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
             "allowed: at least one of each kind. Change retention.share or policy.trajectories.",
         ),
         (
+            config.sampling.explore > 0 and not 0 < explored < forget,
+            f"sampling.explore is {config.sampling.explore} of {forget} forget trajectories, which rounds to none or "
+            "all; allowed: at least one of each kind. Change sampling.explore or policy.trajectories.",
+        ),
+        (
             share > 0 and config.reward.retain == 0,
             f"retention.share is {share} and reward.retain 0; allowed: a retain reward above 0. Raise reward.retain.",
         ),
@@ -335,8 +348,9 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
         ),
         (
             retains and config.prompts.retain == 0,
-            f"retention.share is {config.retention.share}, retention.kl {config.retention.kl} and prompts.retain 0; "
-            "allowed: retain prompts, or both at 0. Raise prompts.retain.",
+            f"retention.share is {config.retention.share}, retention.kl {config.retention.kl}, sampling.explore "
+            f"{config.sampling.explore} and prompts.retain 0; allowed: retain prompts, or all three at 0. "
+            "Raise prompts.retain.",
         ),
         (
             config.watch.stop and (config.watch.every == 0 or config.prompts.validation == 0),

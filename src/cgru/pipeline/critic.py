@@ -21,7 +21,7 @@ from cgru.mdp.trajectory import Trajectory
 from cgru.pipeline.reward import CLIP_B32
 from cgru.pipeline.setting import EMBEDDED, Setting, is_embedded
 from cgru.prompts import Prompt
-from cgru.rl.collect import choose, sampled, scored, viewed
+from cgru.rl.collect import choose, counterparts, explored, relabelled, scored, viewed
 from cgru.rl.problem import Problem
 from cgru.runs import Run
 from cgru.tasks import ASSETS, Concept, load_lexicon, targets
@@ -106,13 +106,18 @@ def class_of(prompt: Prompt, concept: Concept) -> str | None:
 
 
 def warm_start_trajectories(setting: Setting) -> Trajectory:
-    """Trajectories of the base policy on the critic's own prompts, with rewards."""
+    """Trajectories of the base policy on the critic's own prompts, with rewards, exploring as the policy's do.
+
+    A classes head learns from every label's own prompts, so there is nothing to explore.
+    """
     problem, count = setting.problem, setting.problem.config.critic.trajectories
     forget, retain, share = _pools(setting)
     kept = min(round(count * share), count - 1) if retain else 0
     prompts = choose(problem, "critic", forget, count - kept, "critic")
     prompts += choose(problem, "critic-retain", retain, kept, "critic")
-    return scored(problem, sampled(problem, prompts, "critic"))
+    exploring = 0 if problem.config.critic.head == "classes" else explored(problem, count - kept)
+    others = counterparts(problem, prompts[:exploring], problem.prompts.critic_retain, "critic")
+    return scored(problem, relabelled(problem, prompts, others, "critic"))
 
 
 def _pools(setting: Setting) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...], float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,11 +20,14 @@ from cgru.backbones.adapter import check_targets
 from cgru.backbones.base import Backbone
 from cgru.config import RunConfig
 from cgru.evaluation.canvas import TEMPLATE
+from cgru.pipeline.detector import build_detector, describe_watch
 from cgru.pipeline.reward import build_reward, rewarded_prompts
 from cgru.prompts import Counts, Prompt, PromptSets, generated_prompts, prompts_from_file, template_prompts
 from cgru.rl.problem import Problem, Sizes
 from cgru.tasks import Concept, find_concept, load_lexicon
-from cgru.watch import Detector, detector_for, refuse_shared_lineage
+from cgru.watch import Detector, refuse_shared_lineage
+
+logger = logging.getLogger(__name__)
 
 EMBEDDED = "emoji-canvas"
 REWARD_PROMPTS = 64
@@ -32,7 +36,7 @@ REWARD_PROMPTS = 64
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What needs no reward: concept, prompts and model."""
+    """What needs no reward: concept, prompts, model and detector."""
 
     config: RunConfig
     concept: Concept | None
@@ -40,6 +44,7 @@ class Parts:
     prompts: PromptSets
     backbone: Backbone
     sizes: Sizes
+    detector: Detector | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +58,12 @@ class Setting:
 
 
 def load_parts(config: RunConfig, *, sizes: Sizes | None = None) -> Parts:
-    """Load the model and write the prompts; `sizes` are those of an earlier start of the same run."""
+    """Load model and detector, and write the prompts; `sizes` are those of an earlier start of the same run."""
     concept, prompts = resolve_prompts(config)
     backbone = load_model(config.model, device=config.device, dtype=config.dtype)
     check_targets(backbone.denoiser, config.policy.targets)
-    return Parts(config, concept, prompts, backbone, sizes or fitting_sizes(config, backbone))
+    detector = build_detector(config, concept, prompts, backbone.device)
+    return Parts(config, concept, prompts, backbone, sizes or fitting_sizes(config, backbone), detector)
 
 
 def build_setting(
@@ -85,22 +91,10 @@ def build_setting(
     # All at once and in a fixed order: the last bits of an embedding depend on the batch it is made in, and a resumed
     # run must not see others. Prompts over the token limit are counted in one warning.
     problem.encode([prompt.text for prompt in all_prompts(prompts)])
-    return Setting(problem, parts.concept, build_detector(problem, parts.concept))
-
-
-def build_detector(problem: Problem, concept: Concept | None) -> Detector | None:
-    """The outside detector; None where there is none (styles, other models) or nothing for it to look at."""
-    watch, detector = problem.config.watch, None
-    if concept is not None and watch.every and problem.prompts.validation_forget:
-        detector = detector_for(concept, load_lexicon().vocabulary, device=problem.backbone.device)
-    if detector is not None:
-        refuse_shared_lineage(problem.reward.lineage, detector.lineage)
-    elif watch.stop:
-        raise ValueError(
-            f"watch.stop is true, but no outside detector knows {problem.config.concept!r} on "
-            f"{problem.config.model!r}; allowed: classes and hazards of Emoji Canvas. Set watch.stop=false."
-        )
-    return detector
+    if parts.detector is not None:
+        refuse_shared_lineage(problem.reward.lineage, parts.detector.lineage)
+    logger.info(describe_watch(parts.detector, config, prompts))
+    return Setting(problem, parts.concept, parts.detector)
 
 
 def is_embedded(config: RunConfig) -> bool:
@@ -137,8 +131,10 @@ def resolve_prompts(config: RunConfig) -> tuple[Concept | None, PromptSets]:
 
 def _counts(config: RunConfig, concept: Concept | None) -> Counts:
     chosen, critic = config.prompts, config.prompts.critic if config.critic.kind != "none" else 0
-    # A critic that sees the prompt, one of retain rewards and one of classes must have seen more than the concept.
-    sees_others = config.critic.kind == "prompt" or config.critic.head == "classes" or config.retention.share > 0
+    # A critic that sees the prompt, one of retain rewards, of classes or of exploration must have seen more than the
+    # concept.
+    sees_others = config.critic.kind == "prompt" or config.critic.head == "classes"
+    sees_others = sees_others or config.retention.share > 0 or config.sampling.explore > 0
     return Counts(
         policy=chosen.count,
         retain=chosen.retain,

@@ -29,6 +29,8 @@ class Prompt:
     text: str
     label: str
     head: Head
+    context: str = ""
+    """What else it names: the style, or the object where the label is a style; "" where nothing, or not known."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,8 @@ def _drawn(
         cells = zip(_rounds(rng, share.labels), _rounds(rng, share.styles), strict=False)  # both without end
         for label, style in itertools.islice(cells, part):
             text = _fresh(partial(grammar.write, rng, label, style), taken)
-            prompts.append(Prompt(text, style if share.head == "style" else label, share.head))
+            shown, context = (style, label) if share.head == "style" else (label, style)
+            prompts.append(Prompt(text, shown, share.head, context))
     rng.shuffle(prompts)
     return tuple(prompts)
 

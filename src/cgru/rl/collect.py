@@ -1,4 +1,10 @@
-"""Collecting a batch: sample under theta_old, score the pictures, value the states (Alg. 2, "generate")."""
+"""Collecting a batch: sample under theta_old, score the pictures, value the states (Alg. 2, "generate").
+
+Exploration (ours): a policy that is sure of its concept hardly ever draws anything else, and noise around it says next
+to nothing about how to. So a share of the trajectories are sampled for a retain prompt of the same style and relabelled
+with their forget prompt, as hindsight replay relabels goals (arXiv 1707.01495): the reward says what they are worth
+there, and their log-probs stay those of the prompt that drew them, so the clip acts on the ratio to that.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +26,37 @@ from cgru.seeds import child_random
 
 
 def collect(problem: Problem, *names: str | int, forget: int, retain: int = 0) -> Trajectory:
-    """Sample trajectories of policy prompts, with log-probs under the current policy; `names` name the draw."""
+    """Sample trajectories of policy prompts, with log-probs under the current policy; `names` name the draw.
+
+    Of the forget trajectories the first `explored(problem, forget)` explore.
+    """
     kept = tuple(prompt for prompt in problem.prompts.retain if prompt.text in problem.rewarded)
     prompts = choose(problem, "forget", problem.prompts.policy, forget, *names)
     prompts += choose(problem, "retain", kept, retain, *names)
-    return sampled(problem, prompts, *names)
+    others = counterparts(problem, prompts[: explored(problem, forget)], problem.prompts.retain, *names)
+    return relabelled(problem, prompts, others, *names)
+
+
+def counterparts(problem: Problem, prompts: list[str], pool: tuple[Prompt, ...], *names: str | int) -> list[str]:
+    """For each forget prompt one of the pool with the same context (the same style, say), if any has it."""
+    known = {prompt.text: prompt.context for prompt in (*problem.prompts.policy, *problem.prompts.critic)}
+    order = child_random(problem.config.seed, "prompts", "explore", *names)
+    everything = [prompt.text for prompt in pool]
+    return [
+        order.choice([prompt.text for prompt in pool if prompt.context == known[text]] or everything)
+        for text in prompts
+    ]
+
+
+def relabelled(problem: Problem, prompts: list[str], others: list[str], *names: str | int) -> Trajectory:
+    """Sample one trajectory for each prompt, the first ones under `others`, and label all with `prompts`."""
+    trajectory = sampled(problem, [*others, *prompts[len(others) :]], *names)
+    return replace(trajectory, cond=problem.encode(prompts)) if others else trajectory
+
+
+def explored(problem: Problem, forget: int) -> int:
+    """How many of `forget` trajectories explore."""
+    return round(problem.config.sampling.explore * forget)
 
 
 def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajectory:

@@ -19,7 +19,7 @@ from cgru.mdp.rollout import rescore
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl import advantage as advantages
 from cgru.rl.batches import Plan, micro_batches, plans
-from cgru.rl.collect import collect, scored, valued, viewed
+from cgru.rl.collect import collect, explored, scored, valued, viewed
 from cgru.rl.diagnostics import gradient_variance, per_trajectory_gradients, ratio_statistics
 from cgru.rl.objective import clip_range
 from cgru.rl.problem import Learner, Problem
@@ -67,11 +67,12 @@ def iterate(problem: Problem, learner: Learner, bank: Bank | None) -> Iteration:
     # A_t = r - V(x_t, c, t), or another advantage
     trajectory = replace(trajectory, advantage=advantage(problem, learner, trajectory))
     record: Record = {"iteration": index, **describe(problem, trajectory, critic_loss)}
+    own = trajectory[explored(problem, policy.trajectories - retain) :]
     if index == 0:
-        record["policy/parity"] = check_parity(problem, trajectory)
+        record["policy/parity"] = check_parity(problem, own)
     every = problem.config.diagnostics.every
     if every and index % every == 0:
-        record |= measure_variance(problem, learner, trajectory)
+        record |= measure_variance(problem, learner, own)
     # K updates on shuffled (sample, step) pairs
     batch = _windowed(learner, trajectory, policy.window)
     updates = [
@@ -103,6 +104,7 @@ def check_parity(problem: Problem, trajectory: Trajectory) -> float:
     """max |ratio - 1| over all stochastic steps before the first update; too large is an error.
 
     The log-probs are those kept from the rollout: if they were not what the update computes, every ratio would lie.
+    Only of the policy's own trajectories: those that explore were drawn under another prompt, so their ratio is not 1.
     """
     everything = plans(len(trajectory), trajectory.stochastic, updates=1, generator=problem.generator("parity"))[0]
     off = []
@@ -159,13 +161,16 @@ def describe(problem: Problem, trajectory: Trajectory, critic_loss: CriticLoss |
     assert trajectory.reward is not None and trajectory.advantage is not None
     reward = trajectory.reward
     is_retain = torch.tensor([prompt in problem.rewarded for prompt in trajectory.cond.prompts], device=reward.device)
+    forget, exploring = reward[~is_retain], explored(problem, int((~is_retain).sum()))
     record: Record = {
-        "reward/mean": float(reward[~is_retain].mean()),
+        "reward/mean": float(forget[exploring:].mean()),
         "reward/std": float(reward.std(correction=0)),
         "advantage/std": float(trajectory.advantage.std(correction=0)),
     }
     if bool(is_retain.any()):
         record["reward/retain_mean"] = float(reward[is_retain].mean())
+    if exploring:
+        record["reward/explored_mean"] = float(forget[:exploring].mean())
     if critic_loss is not None:
         record |= {"critic/loss": critic_loss.mean, "critic/gradient_norm": critic_loss.gradient_norm}
     if trajectory.value is not None:
