@@ -103,7 +103,7 @@ def _measure(job: Table, folder: Path, device: str, images: int) -> Table:
         )
         measured[benchmark] = {name: _numbers(found) for name, found in scores["measurements"].items()}
         protocol[benchmark] = {"version": scores["version"], "images": images}
-    who = {key: job[key] for key in ("model", "concept") if key in job}
+    who: Table = {key: job[key] for key in ("model", "concept") if key in job}
     return {**who, "measured": measured, "protocol": protocol}
 
 
