@@ -36,7 +36,10 @@ REWARDS: Mapping[str, str] = {
     "jpeg": "cgru.rewards.detectors:jpeg_reward",
 }
 # A benchmark's factory is called with (images, root): pictures per prompt and the asset folder.
-BENCHMARKS: Mapping[str, str] = {"canvas": "cgru.evaluation.canvas:load_benchmark"}
+BENCHMARKS: Mapping[str, str] = {
+    "canvas": "cgru.evaluation.canvas:load_benchmark",
+    "hazard": "cgru.evaluation.hazard:load_benchmark",
+}
 
 TABLES: Mapping[str, Mapping[str, str]] = {
     "model": MODELS,

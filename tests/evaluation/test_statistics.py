@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from cgru.evaluation.statistics import cluster_bootstrap, stratified_mean, wilson
+from cgru.evaluation.statistics import cluster_bootstrap, paired_reduction, stratified_mean, wilson
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,12 @@ def test_bootstrap_is_seeded() -> None:
     names = [str(i // 3) for i in range(60)]
     runs = [cluster_bootstrap(values, names, ["all"] * 60, seed=seed) for seed in (0, 0, 1)]
     assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_reduction_is_resampled_in_pairs() -> None:
+    # Two prompts, one forgotten and one not: resamples have reductions 0, 1/2 and 1 with chances 1/4, 1/2, 1/4.
+    before, after = np.array([1.0, 1.0]), np.array([1.0, 0.0])
+    assert paired_reduction(before, after, ["p", "q"], ["all"] * 2) == (0.0, 1.0)
+    # Nothing changed: 0 in every resample that has a ratio (a quarter has none), since both see the same prompts.
+    same = np.array([1.0, 0.0])
+    assert paired_reduction(same, same, ["p", "q"], ["all"] * 2) == (0.0, 0.0)

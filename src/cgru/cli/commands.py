@@ -189,28 +189,19 @@ def _evaluate(options: Evaluate, prepared: Session) -> int:
 
 
 def _tell_scores(console: Console, scores: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    from cgru.report.terminal import scores_table
+    from cgru.report.terminal import change_table, detections_table, scores_table
 
     console.print(scores_table(scores, is_wide=console.width >= 110))
+    if "detections" in scores:
+        console.print(detections_table(scores))
     _tell_broken(console, scores["broken_images"], "pictures judged 'nothing' and")
     if scores["base"]:
         _tell_broken(console, scores["base"]["broken_images"], "pictures of the base judged 'nothing' and")
     console.print(f"pictures: {files['grid']}", soft_wrap=True)
     console.print(f"scores, predictions and jobs: {files['folder']}", soft_wrap=True)
     if "strip" in files:
-        _tell_change(console, scores)
+        console.print(change_table(scores))
         console.print(f"before and after on the same noise: {files['strip']}", soft_wrap=True)
-
-
-def _tell_change(console: Console, scores: Mapping[str, Any]) -> None:
-    """The two figures that unlearning is about, before and after."""
-    from rich.table import Table
-
-    table = Table(scores["protocol"]["target"]["name"], "before", "after")
-    for name, words in {"ua": "UA, forgotten", "ira": "IRA, others kept"}.items():
-        before, after = (found["measurements"][name]["value"] for found in (scores["base"], scores))
-        table.add_row(words, f"{100 * before:.1f} %", f"{100 * after:.1f} %")
-    console.print(table)
 
 
 def prepare_list(options: ListNames, root: Path) -> Work:

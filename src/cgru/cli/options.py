@@ -96,7 +96,7 @@ class Evaluate:
     images: Count = 4
     """Pictures per prompt; a target gets at least 80 in all."""
     target: Text = None
-    """The class or style that is meant to be forgotten: adds UA, IRA and CRA."""
+    """What is meant to be forgotten. canvas: a class or style, adds UA, IRA, CRA; hazard: all hazards or a category."""
     model: Text = None
     """The base of a LoRA file (default: the run's own, else emoji-canvas)."""
     no_base: bool = False
@@ -209,7 +209,8 @@ EVALUATE = """Score a model with judges that no training ever saw; every number 
 Examples:
   cgru evaluate emoji-canvas --images 1
   cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --target Dogs
-  cgru evaluate pytorch_lora_weights.safetensors --model emoji-canvas --target Dogs --json"""
+  cgru evaluate pytorch_lora_weights.safetensors --model emoji-canvas --target Dogs --json
+  cgru evaluate runs/hazard-cgru-s0-5b21d0aa --benchmark hazard --images 2"""
 UNLEARN = """Make a model forget a concept: a LoRA in a run folder, whose path is the last line printed.
 
 Examples:

@@ -16,6 +16,7 @@ import numpy as np
 
 from cgru.tasks import UnlearnTask
 
+Better = Literal["higher", "lower"]
 NOTHING = "nothing"
 """The label every judge has for a picture in which it recognises nothing."""
 
@@ -66,7 +67,7 @@ class Measurement:
     high: float | None
     n: int
     unit: str
-    better: Literal["higher", "lower"]
+    better: Better
     interval: str | None = None
     """How low and high were found."""
     parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -122,6 +123,11 @@ class Benchmark(Protocol):
 
     def score(self, task: UnlearnTask | None, jobs: Sequence[Job], predictions: Predictions) -> Score:
         """Measurements and tables."""
+
+    def compare(
+        self, task: UnlearnTask | None, jobs: Sequence[Job], before: Predictions, after: Predictions
+    ) -> Mapping[str, Measurement]:
+        """What only base and model together tell, picture by picture on the same noise; empty where there is none."""
 
 
 def job_seed(index: int, prompt: str) -> int:

@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from cgru.evaluation import metrics
 from cgru.evaluation.assets import ROOT, Vocabulary, load_reference, load_vocabulary
-from cgru.evaluation.base import NOTHING, Job, Measurement, Predictions, Sampling, Score, job_seed
-from cgru.evaluation.statistics import RESAMPLES, cluster_bootstrap, stratified_mean, wider, wilson
+from cgru.evaluation.base import NOTHING, Better, Job, Measurement, Predictions, Sampling, Score, job_seed
+from cgru.evaluation.shares import BOOTSTRAP, mean, share
 from cgru.tasks import Concept, UnlearnTask, find_concept
 
 TEMPLATE = "A {class} image in {style} style"
 TARGET_IMAGES = 80
+SEEDS = "first 48 bits of sha256 of the JSON [index, prompt]; see jobs.jsonl"
 
-Better = Literal["higher", "lower"]
 # Which judge speaks for a kind of concept, and which for everything across it.
 OWN_JUDGE = {"class": "object", "style": "style"}
 CROSS_KIND = {"class": "style", "style": "class"}
@@ -57,7 +57,7 @@ class Canvas:
         """The grid, class by class; picture `index` of a prompt has the same noise whatever n or the target is."""
         cells = [(label, style) for label in self.vocabulary.classes for style in self.vocabulary.styles]
         concept = task.concept if task else None
-        return [_job(cell, index) for cell in cells for index in range(self._pictures(cell, concept))]
+        return [grid_job(cell, index) for cell in cells for index in range(self._pictures(cell, concept))]
 
     def protocol(self, task: UnlearnTask | None) -> dict[str, Any]:
         """Everything that must be equal for two results to be comparable, apart from model and judges."""
@@ -69,9 +69,9 @@ class Canvas:
             "images": self.images,
             "target": {"name": task.concept.name, "kind": task.concept.kind} if task else None,
             "target_images": self._target_images(task),
-            "seeds": "first 48 bits of sha256 of the JSON [index, prompt]; see jobs.jsonl",
+            "seeds": SEEDS,
             "reference": {"what": "object-judge features of real composites", "n": self.reference.n},
-            "bootstrap": {"resamples": RESAMPLES, "unit": "prompt", "strata": "label", "level": 0.95},
+            "bootstrap": BOOTSTRAP,
             "intervals": "shares: the wider of bootstrap and wilson; soft measurements: bootstrap",
             "cra": "includes the target's pictures (official code); cra_strict leaves them out",
             "ua": "all pictures of the target; every other measurement uses the first `images` of each cell",
@@ -88,6 +88,12 @@ class Canvas:
             target = every.of(task.concept)
             tables["target"] = {"name": task.concept.name, "kind": task.concept.kind, "predicted": target.tally()}
         return Score(found, tables)
+
+    def compare(
+        self, task: UnlearnTask | None, jobs: Sequence[Job], before: Predictions, after: Predictions
+    ) -> Mapping[str, Measurement]:
+        """Nothing beyond the two models' own measurements."""
+        return {}
 
     def _pictures(self, cell: tuple[str, str], concept: Concept | None) -> int:
         if concept is None or concept.name != (cell[0] if concept.kind == "class" else cell[1]):
@@ -197,27 +203,13 @@ def forgetting(concept: Concept, every: Answers, grid: Answers) -> dict[str, Mea
 
 
 def proportion_of(outcomes: np.ndarray, answers: Answers, kind: str, better: Better) -> Measurement:
-    """An unweighted mean over labels of the share of pictures with outcome 1, with the wider of two intervals.
-
-    The bootstrap knows that pictures of a prompt go together, but near 0 and 1 it shrinks to a point, which would claim
-    certainty; Wilson's does the opposite. Every label has equally many pictures, so the pooled share is that mean.
-    """
-    strata, n = answers.prompted[kind].tolist(), len(outcomes)
-    parts = {
-        "wilson": wilson(int(outcomes.sum()), n),
-        "bootstrap": cluster_bootstrap(outcomes, answers.cells(), strata),
-    }
-    low, high = wider(*parts.values())
-    name = "wider of cluster bootstrap and wilson"
-    return Measurement(stratified_mean(outcomes, strata), low, high, n, "proportion", better, name, parts)
+    """The share of pictures with outcome 1, as an unweighted mean over the labels of a kind."""
+    return share(outcomes, answers.cells(), answers.prompted[kind].tolist(), better)
 
 
 def mean_of(values: np.ndarray, answers: Answers, kind: str, better: Better) -> Measurement:
-    """An unweighted mean over labels of probabilities, with its cluster bootstrap."""
-    strata = answers.prompted[kind].tolist()
-    low, high = cluster_bootstrap(values, answers.cells(), strata)
-    value = stratified_mean(values, strata)
-    return Measurement(value, low, high, len(values), "proportion", better, "cluster bootstrap")
+    """The mean of probabilities, unweighted over the labels of a kind."""
+    return mean(values, answers.cells(), answers.prompted[kind].tolist(), better)
 
 
 def load_benchmark(images: int, root: Path = ROOT) -> Canvas:
@@ -227,12 +219,12 @@ def load_benchmark(images: int, root: Path = ROOT) -> Canvas:
     return Canvas(load_vocabulary(root), load_reference(root), images)
 
 
-def _job(cell: tuple[str, str], index: int) -> Job:
+def grid_job(cell: tuple[str, str], index: int) -> Job:
+    """Picture `index` of a (class, style)."""
     label, style = cell
     prompt = TEMPLATE.format_map({"class": label, "style": style})
     return Job(prompt, job_seed(index, prompt), {"class": label, "style": style, "index": index})
 
 
 def _matrix(grid: Answers, kind: str, rows: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
-    counts = metrics.confusion(grid.prompted[kind].tolist(), grid.predicted[kind].tolist(), rows, columns)
-    return {"prompted": list(rows), "judged": list(columns), "counts": counts.tolist()}
+    return metrics.confusion_table(grid.prompted[kind].tolist(), grid.predicted[kind].tolist(), rows, columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -59,3 +60,11 @@ def confusion(
     for truth, guess in zip(prompted, predicted, strict=True):
         counts[row_of[truth], column_of[guess]] += 1
     return counts
+
+
+def confusion_table(
+    prompted: Sequence[str], predicted: Sequence[str], rows: Sequence[str], columns: Sequence[str]
+) -> dict[str, Any]:
+    """`confusion` with its labels, as written to scores.json."""
+    counts = confusion(prompted, predicted, rows, columns)
+    return {"prompted": list(rows), "judged": list(columns), "counts": counts.tolist()}

@@ -19,7 +19,7 @@ from cgru.backbones.base import Backbone
 from cgru.catalog import resolve
 from cgru.edits import Edit, base_model, find_edit, is_run, load_edit
 from cgru.evaluation.assets import EMBEDDED, ROOT, is_embedded, model_source
-from cgru.evaluation.base import Benchmark, Job, stable_hash
+from cgru.evaluation.base import Benchmark, Job, Predictions, stable_hash
 from cgru.evaluation.judges import Judge, load_judge
 from cgru.evaluation.runner import Panel, fingerprint, predict
 from cgru.evaluation.store import SCORES, check_contents, check_writable, scores_pending, write_json
@@ -105,35 +105,50 @@ def run(session: Session, progress: Progress = lambda what, done, total: None) -
     """Draw, judge and score; scores.json is written last, and no earlier one is there while it is not true."""
     with scores_pending(session.out):
         base = _measure_base(session, progress)
+        found = _measure_model(session, progress)
         scores = {
             "benchmark": session.benchmark.name,
             "version": session.benchmark.version,
             "protocol": _protocol(session),
-            **_measure_model(session, progress),
-            "base": base,
+            **found.record,
+            "base": base.record if base else None,
+            "change": _change(session, base, found),
         }
         write_json(session.out / SCORES, scores)
     return scores
 
 
-def _measure_base(session: Session, progress: Progress) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Findings:
+    """What the judges said of a model, and its part of scores.json."""
+
+    predictions: Predictions
+    record: dict[str, Any]
+
+
+def _measure_base(session: Session, progress: Progress) -> Findings | None:
     if session.base is None:
         return None
     mark = fingerprint(session.base)
     found = _measure(session, session.base, mark, session.out / "base", "base", progress)
-    return {"model": session.base.name, "fingerprint": mark, **found}
+    return Findings(found.predictions, {"model": session.base.name, "fingerprint": mark, **found.record})
 
 
-def _measure_model(session: Session, progress: Progress) -> dict[str, Any]:
+def _change(session: Session, base: Findings | None, found: Findings) -> dict[str, Any]:
+    if base is None:
+        return {}
+    change = session.benchmark.compare(session.task, session.jobs, base.predictions, found.predictions)
+    return {name: measurement.record() for name, measurement in change.items()}
+
+
+def _measure_model(session: Session, progress: Progress) -> Findings:
     if session.edit is None:
         return _measure(session, session.backbone, session.fingerprint, session.out, "model", progress)
     with session.edit.applied(session.backbone) as edited:
         return _measure(session, edited, session.fingerprint, session.out, "edited model", progress)
 
 
-def _measure(
-    session: Session, backbone: Backbone, mark: str, folder: Path, what: str, progress: Progress
-) -> dict[str, Any]:
+def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what: str, progress: Progress) -> Findings:
     folder.mkdir(parents=True, exist_ok=True)
     key = stable_hash([session.benchmark.name, session.benchmark.version, _provenance(session), mark])[:16]
     size = session.request.batch_size or (16 if backbone.device.type == "cpu" else 64)
@@ -149,7 +164,7 @@ def _measure(
     )
     score = session.benchmark.score(session.task, session.jobs, predictions)
     found = {name: measurement.record() for name, measurement in score.measurements.items()}
-    return {"measurements": found, "broken_images": predictions.broken, **score.tables}
+    return Findings(predictions, {"measurements": found, "broken_images": predictions.broken, **score.tables})
 
 
 def _protocol(session: Session) -> dict[str, Any]:

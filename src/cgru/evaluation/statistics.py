@@ -61,6 +61,27 @@ def cluster_bootstrap(
         clusters: (n,) what each outcome shares its noise or prompt with; drawn with replacement, all of it at once.
         strata: (n,) the label whose means are averaged.
     """
+    return _percentiles(resampled_means(values, clusters, strata, seed=seed, resamples=resamples), level)
+
+
+def paired_reduction(
+    before: np.ndarray, after: np.ndarray, clusters: Sequence[str], strata: Sequence[str], *, level: float = 0.95
+) -> tuple[float, float]:
+    """Percentile interval of 1 - mean(after) / mean(before), both means of the same resampled clusters.
+
+    A resample in which `before` is 0 throughout has no ratio and is left out.
+    """
+    base, left = (resampled_means(values, clusters, strata) for values in (before, after))
+    return _percentiles(1 - left[base > 0] / base[base > 0], level)
+
+
+def resampled_means(
+    values: np.ndarray, clusters: Sequence[str], strata: Sequence[str], *, seed: int = 0, resamples: int = RESAMPLES
+) -> np.ndarray:
+    """(resamples,) `stratified_mean` of resampled clusters.
+
+    Which clusters are drawn depends on the seed and the names alone: two calls that differ in `values` are paired.
+    """
     generator = np.random.default_rng(seed)
     cluster_of, stratum_of = np.asarray(clusters), np.asarray(strata)
     total = np.zeros(resamples)
@@ -68,8 +89,12 @@ def cluster_bootstrap(
     for label in labels:
         inside = stratum_of == label
         total += _resampled_means(values[inside], cluster_of[inside], generator, resamples)
+    return total / len(labels)
+
+
+def _percentiles(means: np.ndarray, level: float) -> tuple[float, float]:
     tail = 100 * (1 - level) / 2
-    low, high = np.percentile(total / len(labels), [tail, 100 - tail])
+    low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)
 
 

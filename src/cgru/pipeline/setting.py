@@ -20,6 +20,7 @@ from cgru.backbones.adapter import check_targets
 from cgru.backbones.base import Backbone
 from cgru.config import RunConfig
 from cgru.evaluation.canvas import TEMPLATE
+from cgru.evaluation.hazard import explicit_prompts
 from cgru.pipeline.detector import build_detector, describe_watch
 from cgru.pipeline.reward import build_reward, rewarded_prompts
 from cgru.prompts import Counts, Prompt, PromptSets, generated_prompts, prompts_from_file, template_prompts
@@ -111,7 +112,7 @@ def resolve_concept(config: RunConfig) -> Concept | None:
 
 
 def resolve_prompts(config: RunConfig) -> tuple[Concept | None, PromptSets]:
-    """The concept and its disjoint sets of prompts; nothing of the benchmark is among them."""
+    """The concept and its disjoint sets of prompts; nothing of the benchmarks is among them."""
     chosen, concept = config.prompts, resolve_concept(config)
     own = () if chosen.source in ("generated", "templates") else prompts_from_file(Path(chosen.source), chosen.column)
     counts = _counts(config, concept)
@@ -124,6 +125,7 @@ def resolve_prompts(config: RunConfig) -> tuple[Concept | None, PromptSets]:
         )
     lexicon = load_lexicon()
     grid = [TEMPLATE.format(**{"class": c, "style": s}) for c in lexicon.classes for s in lexicon.styles]
+    grid += explicit_prompts(lexicon)
     forbidden = [*grid, *(f"{prompt}." for prompt in grid)]
     sets = generated_prompts(concept, lexicon, counts=counts, seed=chosen.split_seed, forbidden=forbidden, own=own)
     return concept, sets

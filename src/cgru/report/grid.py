@@ -15,6 +15,8 @@ CAPTION_WIDTH = 96
 """Pixels: no captioned picture is narrower."""
 STRIP = 6
 """Pictures of the target, and of the rest, in the strip of before and after."""
+NO_HAZARD = {"none", "nothing"}
+"""What the hazard judge says of a picture without one."""
 GAP = 4
 FONT = 12
 INK, PAPER, FAINT, WRONG = (30, 30, 30), (255, 255, 255), (225, 225, 225), (205, 40, 40)
@@ -115,17 +117,33 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def canvas_grid(folder: Path) -> Image.Image:
-    """An evaluation folder at a glance, styles × classes: the first picture of each prompt, framed where misjudged."""
+    """An evaluation folder at a glance, styles × classes (and words for hazards): the first picture of each prompt.
+
+    Framed red where the judge sees another object or, on a prompt for a hazard, a hazard.
+    """
     jobs = [job for job in _lines(folder / "jobs.jsonl") if job["labels"]["index"] == 0]
     answers = {row["id"]: row for row in _lines(folder / "predictions.jsonl")}
-    cells = {job["id"]: (job["labels"]["style"], job["labels"]["class"]) for job in jobs}
+    cells = {job["id"]: (job["labels"]["style"], _subject(job["labels"])) for job in jobs}
     # By key, a hash of model and settings: never a picture that another model left in the same folder.
     places = {name: folder / "samples" / answers[name]["key"] / f"{name}.png" for name in cells}
     pictures = {cell: _picture(places[name]) for name, cell in cells.items()}
-    wrong = frozenset(cell for name, cell in cells.items() if answers[name]["judged"]["object"] != cell[1])
+    labels = {job["id"]: job["labels"] for job in jobs}
+    wrong = frozenset(cell for name, cell in cells.items() if _is_misjudged(labels[name], answers[name]["judged"]))
     rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells.values(), strict=True))
-    note = f"first picture of each prompt; red frame: the judge sees another object ({len(wrong)} of {len(cells)})"
+    seen = "a hazard, or another object" if any("hazard" in row for row in labels.values()) else "another object"
+    note = f"first picture of each prompt; red frame: the judge sees {seen} ({len(wrong)} of {len(cells)})"
     return labelled_grid(rows, columns, pictures, wrong, note)
+
+
+def _subject(labels: Mapping[str, Any]) -> str:
+    """What the prompt names: a word for a hazard, else a class."""
+    return str(labels["word"] if "hazard" in labels else labels["class"])
+
+
+def _is_misjudged(labels: Mapping[str, Any], judged: Mapping[str, str]) -> bool:
+    if "hazard" in labels:
+        return judged["hazard"] not in NO_HAZARD
+    return judged["object"] != labels["class"]
 
 
 def before_after(folder: Path) -> Image.Image:
@@ -134,28 +152,46 @@ def before_after(folder: Path) -> Image.Image:
     Framed red where unlearning is not done or went too far: the judge sees the target, or no longer what is to be kept.
     """
     target = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["protocol"]["target"]
-    kind, judge = target["kind"], {"class": "object", "style": "style"}[target["kind"]]
-    shown = _strip_jobs(_lines(folder / "jobs.jsonl"), target["name"], kind)
-    columns = {job["id"]: f"{job['labels']['class']}, {job['labels']['style']}" for job in shown}
+    choose = _hazard_strip if target["kind"] == "hazard" else _strip_jobs
+    shown = choose(_lines(folder / "jobs.jsonl"), target)
+    columns = {job["id"]: f"{_subject(job['labels'])}, {job['labels']['style']}" for job in shown}
     pictures, wrong = {}, set()
     for row, place in (("before", folder / "base"), ("after", folder)):
         answers = {answer["id"]: answer for answer in _lines(place / "predictions.jsonl")}
         for job in shown:
             answer, cell = answers[job["id"]], (row, columns[job["id"]])
             pictures[cell] = _enlarged(_picture(place / "samples" / answer["key"] / f"{job['id']}.png"))
-            is_right = answer["judged"][judge] == job["labels"][kind]
-            if is_right == (job["labels"][kind] == target["name"]):
+            if _is_undone(job["labels"], answer["judged"], target):
                 wrong.add(cell)
     note = f"same noise above and below; red frame: the judge sees {target['name']}, or not what is to be kept"
     return labelled_grid(["before", "after"], list(columns.values()), pictures, frozenset(wrong), note)
 
 
-def _strip_jobs(jobs: Sequence[dict[str, Any]], target: str, kind: str) -> list[dict[str, Any]]:
+def _is_undone(labels: Mapping[str, Any], judged: Mapping[str, str], target: Mapping[str, Any]) -> bool:
+    """Whether the judge still sees the target on its prompts, or no longer what another prompt names."""
+    kind = target["kind"]
+    if kind == "hazard":
+        return judged["hazard"] in target["labels"] if "hazard" in labels else judged["object"] != labels["class"]
+    is_right = judged[{"class": "object", "style": "style"}[kind]] == labels[kind]
+    return bool(is_right == (labels[kind] == target["name"]))
+
+
+def _hazard_strip(jobs: Sequence[dict[str, Any]], target: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """First pictures: of the target's prompts across categories, words and styles, and as many of classes."""
+    first = [job for job in jobs if job["labels"]["index"] == 0]
+    gone = [job for job in first if job["labels"].get("hazard") in target["labels"]]
+    kept = [job for job in first if "class" in job["labels"]]
+    # One more than an even step: the style, which changes fastest, is another one each time.
+    return [job for part in (gone, kept) for job in part[:: len(part) // STRIP + 1][:STRIP]]
+
+
+def _strip_jobs(jobs: Sequence[dict[str, Any]], target: Mapping[str, Any]) -> list[dict[str, Any]]:
     """First pictures: of the target across the other kind's labels, and as many of other labels, each another one."""
+    name, kind = target["name"], target["kind"]
     across = {"class": "style", "style": "class"}[kind]
     first = [job for job in jobs if job["labels"]["index"] == 0]
-    gone = [job for job in first if job["labels"][kind] == target][:STRIP]
-    kept = dict.fromkeys(job["labels"][kind] for job in first if job["labels"][kind] != target)
+    gone = [job for job in first if job["labels"][kind] == name][:STRIP]
+    kept = dict.fromkeys(job["labels"][kind] for job in first if job["labels"][kind] != name)
     spread = list(dict.fromkeys(job["labels"][across] for job in first))
     # Another style for each class (or class for each style), so that the strip shows both kinds.
     chosen = [

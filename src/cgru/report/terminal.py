@@ -19,6 +19,17 @@ MEANING = {
     "ua_soft": "1 - probability of the target",
     "ira_soft": "probability of the right label, target left out",
     "target_nothing_share": "target's pictures with nothing recognisable",
+    "hazard_detections": "explicit prompts: the judge sees what is to be gone",
+    "hazard_detections_soft": "the same from the judge's probabilities",
+    "hazard_right": "explicit prompts: the judge sees the prompted category",
+    "hazard_nothing_share": "explicit prompts: nothing recognisable",
+    "other_hazards_right": "the other categories still recognised",
+    "benign_detections": "prompts of the 20 classes: the judge sees a hazard",
+}
+# What unlearning is about, in one small table of before and after.
+HEADLINES = {
+    "canvas": {"ua": "UA, forgotten", "ira": "IRA, others kept"},
+    "hazard": {"hazard_detections": "hazards detected", "object_accuracy": "objects kept"},
 }
 
 
@@ -36,6 +47,28 @@ def scores_table(scores: Mapping[str, Any], *, is_wide: bool) -> Table:
         beside = [_shown(base[name], "value")] if base else []
         meaning = [MEANING.get(name, "")] if is_wide else []
         table.add_row(f"{name} {arrow}", _shown(found, "value"), _interval(found), str(found["n"]), *beside, *meaning)
+    return table
+
+
+def change_table(scores: Mapping[str, Any]) -> Table:
+    """The figures that unlearning is about, before and after."""
+    table = Table(scores["protocol"]["target"]["name"], "before", "after")
+    for name, words in HEADLINES.get(scores["benchmark"], {}).items():
+        table.add_row(words, *(_shown(found["measurements"][name], "value") for found in (scores["base"], scores)))
+    return table
+
+
+def detections_table(scores: Mapping[str, Any]) -> Table:
+    """Detections on explicit prompts by category and in all, the model's after its base's; then the reduction."""
+    models = {"base": scores["base"], "model": scores} if scores["base"] else {"model": scores}
+    found = [model["detections"] for model in models.values()]
+    table = Table(f"detected in {found[0]['pictures']} explicit pictures", *models)
+    for category in found[0]["by_category"]:
+        table.add_row(category, *(str(counts["by_category"][category]) for counts in found))
+    table.add_section()
+    table.add_row("total", *(str(counts["total"]) for counts in found))
+    for change in filter(None, [scores["change"].get("hazard_reduction")]):
+        table.add_row("reduction", "", f"{_shown(change, 'value')} [{_interval(change)}]")
     return table
 
 
