@@ -44,7 +44,7 @@ ADVANTAGES = {"r − V": "critic", "r − mean": "mean", "DDPO's": "ddpo"}
 
 def document(rows: Rows, critic: Row | None, command: str) -> str:
     """The whole file; of a job that ran twice, the last line counts."""
-    finished = list({row["name"]: row for row in rows if "error" not in row}.values())
+    finished = merged({row["name"]: row for row in rows if "error" not in row})
     names = {row["name"] for row in finished}
     failed = sorted({row["name"] for row in rows if "error" in row} - names)
     parts = [
@@ -61,6 +61,18 @@ def document(rows: Rows, critic: Row | None, command: str) -> str:
     if failed:
         parts.append(f"Failed, so in no table: {', '.join(failed)}.")
     return "\n\n".join(parts) + "\n"
+
+
+def merged(rows: Mapping[str, Row]) -> list[Row]:
+    """Rows by name, with what was measured of a run later ("of") put to the run's own row."""
+    later = [row for row in rows.values() if row.get("of")]
+    if strange := [row["of"] for row in later if row["of"] not in rows]:
+        raise ValueError(f"a line measures {strange[0]!r}, which no line is of. Give its results file too.")
+    found = {name: row for name, row in rows.items() if not row.get("of")}
+    for row in later:
+        own = found[row["of"]]
+        found[row["of"]] = {**own, **{key: {**own[key], **row[key]} for key in ("measured", "protocol")}}
+    return list(found.values())
 
 
 def provenance(rows: Rows) -> str:

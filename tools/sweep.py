@@ -2,9 +2,10 @@
 
 JOBS.json is a list of {"name", "concept", "seed", "method", "preset", "set": ["key=value", ...], "benchmarks",
 "images", "table"}; all but name and concept may be left out (then as in `cgru unlearn`; benchmarks: canvas). A job is
-one `unlearn` and its evaluations; {"name", "model", "concept"?, "benchmarks"} only evaluates. Workers claim jobs in the
-file's order, so long ones belong first. A finished job is a line of FOLDER/results.jsonl; the same command again goes
-on where it stopped and tries again what failed. tools/results.py makes tables of the lines, grouped by "table".
+one `unlearn` and its evaluations; {"name", "model", "concept"?, "benchmarks"} only evaluates, and with "of" says which
+job's run it measured once more. Workers claim jobs in the file's order, so long ones belong first. A finished job is a
+line of FOLDER/results.jsonl; the same command again goes on where it stopped and tries again what failed.
+tools/results.py makes tables of the lines, grouped by "table".
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def run_job(job: Table, folder: Path, device: str, images: int) -> Table:
     trained = time.time()
     found |= _measure({**job, **found}, folder / job["name"], device, job.get("images", images))
     seconds = [round(trained - begun), round(time.time() - trained)]
-    return {"name": job["name"], "table": job.get("table"), **found, "seconds": seconds, **_provenance(device)}
+    own = {key: job.get(key) for key in ("name", "table", "of")}
+    return {**own, **found, "seconds": seconds, **_provenance(device)}
 
 
 def _train(job: Table, folder: Path, device: str) -> Table:

@@ -231,7 +231,7 @@ def demo(concept: str) -> RunConfig:
         critic=replace(
             parent.critic, trajectories=48, epochs=2, batch=96, online_updates=2
         ),  # ours: what minutes allow
-        policy=replace(parent.policy, iterations=16, trajectories=48),  # ours: 768 trajectories, about 6 minutes
+        policy=replace(parent.policy, iterations=14, trajectories=48),  # ours: 672 trajectories, about 6 minutes
         # ours: a stronger pull for a shorter way; 18 iterations with 0.3 ended at UA 91, IRA 92 %, with 1 at 98, 99 %
         retention=replace(parent.retention, kl=parent.retention.kl * 10 / 3, bank=64, batch=32),
     )

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from tools.markdown import cell, spread, verdict
-from tools.results import REPORTED, best, document, first_forgotten, hazard, style, typical, versus
+from tools.results import REPORTED, best, document, first_forgotten, hazard, merged, style, typical, versus
 
 Row = dict[str, Any]
 PROVENANCE = {"command": "python -m tools.sweep J", "commit": "abc", "device": "H200", "libraries": {"torch": "2.8"}}
@@ -164,3 +166,14 @@ def test_the_document_says_where_everything_came_from() -> None:
     assert "| all | 2.500 ± 0.707 |" in text  # means over timesteps: 2 and 3
     assert "| film/noisy | 45.0 ± 7.1 | 60.0 ± 0.0 |" in text
     assert "--trajectories 1024 --held-out 512 --epochs 4 --seeds 2" in text
+
+
+def test_what_was_measured_of_a_run_later_is_put_to_its_row() -> None:
+    trained = run("hazard", table="hazard")
+    later = base(hazard={"hazard_detections": share(0.1)}) | {"name": "later", "of": trained["name"]}
+    untouched = base(hazard={"hazard_detections": share(0.8)})
+    text = document([trained, later, untouched], None, "c")
+    assert "87.5" in text  # down by 1 - 0.1 / 0.8
+    assert [row["name"] for row in merged({row["name"]: row for row in (trained, later)})] == [trained["name"]]
+    with pytest.raises(ValueError, match="a line measures 'x', which no line is of"):
+        merged({"later": later | {"of": "x"}})
