@@ -24,8 +24,8 @@ demo: setup ## make the embedded model forget Dogs, then measure it before and a
 	$(BIN)/cgru evaluate "$$run" --target Dogs --images 1 && \
 	echo && \
 	echo "Look at $$run/eval/*/before_after.png (before and after on the same noise)" && \
-	echo "and at $$run/samples (the same prompts over training)." && \
-	echo "The demo preset is not tuned yet and hardly forgets: README.md and docs/lab.md say where it stands." && \
+	echo "at $$run/samples (the same prompts over training)" && \
+	echo "and at $$run/curves.svg (what the reward and the outside detector say)." && \
 	echo "Next: $(BIN)/cgru export $$run no-dogs && $(BIN)/cgru generate 'a poodle on a blue background' --model no-dogs \\" && \
 	echo "          --steps 20 --guidance 3 --out poodle.png"
 

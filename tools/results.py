@@ -132,6 +132,20 @@ def style(rows: Rows, base: Rows) -> str:
     return "\n\n".join(filter(None, parts))
 
 
+def tuned(rows: Rows, base: Rows) -> str:
+    """Runs that differ in one setting, one seed each: what was tried with either method."""
+    body = [
+        (row["method"], _rate(row), f"{row['rewards'][-1]:.2f}", *_forgetting(row)[2:])
+        for row in sorted(rows, key=lambda row: (row["method"], float(_rate(row))))
+    ]
+    return table(("method", "learning rate", "last reward", *SHOWN), body)
+
+
+def _rate(row: Row) -> str:
+    changed = [line.rpartition("-> ")[2] for line in row["changed"] if line.startswith("policy.learning_rate:")]
+    return changed[0] if changed else "nan"
+
+
 def hazard(rows: Rows, base: Rows) -> str:
     """Detections and object accuracy before and after, every other measurement of the benchmark, the targets."""
     names = sorted({name for row in rows for name in row["measured"].get("hazard", {})} - NO_SHARES)
@@ -303,8 +317,9 @@ def critics(found: Row) -> str:
     heading = f"Head `classes`, every timestep alike; n {n} held-out trajectories × {count} timesteps a seed:"
     paper = "The paper on Stable Diffusion, noisy view: FiLM 43.25 and 58.52, without 29.75 and 34.47."
     made = (
-        f"- Protocol: preset {config['preset']} at the base policy, {first['updates']} updates; {seeds} seeds.\n"
-        f"- Command: `{command}`, and any settings given to it.\n"
+        f"- Protocol: preset {config['preset']} at the base policy, {first['updates']} updates at learning rate "
+        f"{config['critic']['learning_rate']:g}; {seeds} seeds. `latent` alone is told the prompt.\n"
+        f"- Command: `{command} critic.learning_rate={config['critic']['learning_rate']:g}`.\n"
         f"- Commit: {commit}; device: {found['device']}; torch {found['torch']}."
     )
     return "\n\n".join([*parts, heading, table(("critic", "accuracy %", "macro precision %"), body), paper, made])
@@ -368,6 +383,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Rows, Rows], str]]] = {
     "style": ("Styles", style),
     "versus": ("CGRU against DDPO", versus),
     "versus-paper": ("CGRU against DDPO without exploration, as in the paper", versus),
+    "tune": ("Other learning rates, with either method", tuned),
 }
 
 

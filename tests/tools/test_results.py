@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tools.markdown import cell, spread, verdict
-from tools.results import REPORTED, best, document, first_forgotten, hazard, merged, style, typical, versus
+from tools.results import REPORTED, best, document, first_forgotten, hazard, merged, style, tuned, typical, versus
 
 Row = dict[str, Any]
 PROVENANCE = {"command": "python -m tools.sweep J", "commit": "abc", "device": "H200", "libraries": {"torch": "2.8"}}
@@ -146,7 +146,7 @@ def critic_file() -> Row:
     same = {"n": 512, "trajectories": 1024, "updates": 40, "time": [900, 0], "reward_variance": spread_of(4.0, 4.0)}
     classes = {"film/noisy": {"accuracy": spread_of(0.4, 0.5), "macro_precision": spread_of(0.6, 0.6)}}
     return {
-        "config": {"concept": "Dogs", "preset": "best", "critic": {"epochs": 4}},
+        "config": {"concept": "Dogs", "preset": "best", "critic": {"epochs": 4, "learning_rate": 3e-4}},
         **{"torch": "2.8", "device": "cpu", "seeds": 2},
         **{name: {**same, "critics": {"film/noisy": scores}} for name in ("target", "mix")},
         "classes": {**same, "critics": classes},
@@ -177,3 +177,16 @@ def test_what_was_measured_of_a_run_later_is_put_to_its_row() -> None:
     assert [row["name"] for row in merged({row["name"]: row for row in (trained, later)})] == [trained["name"]]
     with pytest.raises(ValueError, match="a line measures 'x', which no line is of"):
         merged({"later": later | {"of": "x"}})
+
+
+def test_learning_rates_are_read_from_what_was_changed() -> None:
+    rows = [
+        run("Dogs", table="tune", method=method, changed=[f"policy.learning_rate: 0.003 -> {rate}"], rewards=[1, 8.25])
+        for method, rate in (("ddpo", 0.01), ("cgru", 0.01), ("cgru", 0.001))
+    ]
+    lines = [line for line in tuned(rows, []).splitlines() if line.startswith(("| cgru", "| ddpo"))]
+    assert [line.split(" | ")[:3] for line in lines] == [
+        ["| cgru", "0.001", "8.25"],
+        ["| cgru", "0.01", "8.25"],
+        ["| ddpo", "0.01", "8.25"],
+    ]
