@@ -20,6 +20,7 @@ TIERS = {
     "cgru.config": 0,
     "cgru.catalog": 0,
     "cgru.runs": 0,
+    "cgru.processes": 0,
     "cgru.assets": 0,
     "cgru.prompts": 0,
     "cgru.seeds": 0,

@@ -205,7 +205,7 @@ MISTAKES = {
     "empty prompts": (["Dogs", "prompts.source=../empty.txt"], "empty.txt", "at least one"),
     "binary prompts": (["Dogs", "prompts.source=../binary.txt"], "binary.txt", "UTF-8"),
     "no prompts": (["Dogs", "prompts.source=../no.txt"], "no.txt", ".jsonl"),
-    "long prompts": (["Dogs", *TINY, "prompts.critic=2", "prompts.source=../long.txt"], "6 of 10 prompts", "48 tokens"),
+    "long prompts": (["Dogs", *TINY, "prompts.critic=2", "prompts.source=../long.txt"], "6 of 12 prompts", "48 tokens"),
     "targets": (["Dogs", "policy.targets=to_x"], "'to_x'", "cross-attention"),
     "tracker": (["Dogs", "tracker=wandb"], "'wandb'", "pip install"),
     "config file": (["Dogs", "--config", "no.yaml"], "'no.yaml'", "YAML"),

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from cgru import processes
 from cgru.catalog import unknown
 from cgru.mdp.kernel import ReverseKernel
 from cgru.mdp.trajectory import Conditioning
@@ -85,7 +86,13 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the device to run on; `auto` takes a CUDA device if there is one, else the CPU."""
+    """Return the device to run on; `auto` takes a CUDA device if there is one (among processes its own), else the CPU.
+
+    Among processes `cuda` is the process's own, too: several on one device would only be in each other's way.
+    """
+    own = processes.device()
+    if own is not None and str(device) in ("auto", own.type):
+        return own
     if str(device) == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     available = _devices()

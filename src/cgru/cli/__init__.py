@@ -1,4 +1,4 @@
-"""The command line: cgru unlearn | resume | export | generate | evaluate | list | doctor.
+"""The command line: cgru unlearn | resume | curves | export | generate | evaluate | list | doctor.
 
 Each command first checks and loads everything (a user's mistake ends there: one line on stderr, exit code 2, nothing
 written), then works. torch is imported only by commands that need it. No maths here.
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cgru import processes
 from cgru.cli.commands import PREPARE
 from cgru.cli.options import parse
 from cgru.evaluation.assets import ROOT
@@ -51,7 +52,9 @@ def check_text(arguments: Sequence[str]) -> None:
 
 
 def fail(error: Exception | str, code: int = 2) -> int:
-    """One line on stderr; returns the exit code."""
+    """One line on stderr, of several processes by the main one; returns the exit code."""
     text = " ".join(str(error).split())
-    print(f"cgru: {text}", file=sys.stderr)
+    if processes.is_main():
+        print(f"cgru: {text}", file=sys.stderr)
+    processes.defer_to_main()
     return code

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgru import catalog
-from cgru.cli.options import Doctor, Evaluate, Export, Generate, ListNames, Resume, Unlearn
+from cgru.cli.options import Curves, Doctor, Evaluate, Export, Generate, ListNames, Resume, Unlearn
 from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
-from cgru.cli.training import prepare_export, prepare_resume, prepare_unlearn
+from cgru.cli.training import prepare_curves, prepare_export, prepare_resume, prepare_unlearn
 from cgru.evaluation import assets
 from cgru.evaluation.base import Sampling, stable_hash
 
@@ -257,6 +257,7 @@ def _slug(text: str) -> str:
 PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
     Unlearn: prepare_unlearn,
     Resume: prepare_resume,
+    Curves: prepare_curves,
     Export: prepare_export,
     Generate: prepare_generate,
     Evaluate: prepare_evaluate,

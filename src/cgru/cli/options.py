@@ -154,6 +154,18 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class Curves:
+    """Draw a run's metrics."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run folder, finished or at work."""
+    out: Annotated[Path | None, read_as(Path, "FILE.svg"), arg(help_behavior_hint="(default: RUN/curves.svg)")] = None
+    """Where the picture goes."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
 class Export:
     """Save the whole model without the concept."""
 
@@ -222,6 +234,11 @@ RESUME = """Go on with an interrupted run, from its last checkpoint; a finished 
 
 Examples:
   cgru resume runs/dogs-cgru-s0-3f9a1c2e"""
+CURVES = """Draw a run's metrics as one SVG: reward beside outside detector, retention, critic, policy.
+
+Examples:
+  cgru curves runs/dogs-cgru-s0-3f9a1c2e
+  cgru curves runs/dogs-cgru-s0-3f9a1c2e --out dogs.svg"""
 EXPORT = """Save the whole model without the concept, in the diffusers layout: no LoRA is left that could be dropped.
 
 Examples:
@@ -241,6 +258,7 @@ Examples:
 COMMANDS: dict[str, tuple[type, str]] = {
     "unlearn": (Unlearn, UNLEARN),
     "resume": (Resume, RESUME),
+    "curves": (Curves, CURVES),
     "export": (Export, EXPORT),
     "generate": (Generate, GENERATE),
     "evaluate": (Evaluate, EVALUATE),

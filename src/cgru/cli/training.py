@@ -1,24 +1,29 @@
-"""`cgru unlearn`, `resume` and `export`: check and load everything first, then run, and say how it ended."""
+"""`cgru unlearn`, `resume`, `curves` and `export`: check and load everything first, then run, and say how it ended."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cgru import processes
 from cgru.cli.live import duration, following
-from cgru.cli.options import Export, Resume, Unlearn
+from cgru.cli.options import Curves, Export, Resume, Unlearn
 from cgru.cli.terminal import quiet_libraries, show
 from cgru.config import RunConfig, to_dict
 from cgru.presets import is_hazard, resolve_config
-from cgru.runs import Run, read_metrics, run_name
+from cgru.report.curves import CURVES, run_curves
+from cgru.runs import Run, atomic_write, read_metrics, run_name
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cgru.pipeline.observer import Listener
     from cgru.pipeline.setting import Parts
+
+logger = logging.getLogger(__name__)
 
 Work = Callable[[], int]
 UNITS = {
@@ -81,6 +86,8 @@ def _train(config: RunConfig, folder: Path, as_json: bool, work: Callable[[tuple
     from cgru.cli.trackers import tracking
     from cgru.pipeline.stages import Interrupted
 
+    if not processes.is_main():
+        return _train_silently(work)
     try:
         with (
             tracking(config, folder.parent) as trackers,
@@ -88,13 +95,45 @@ def _train(config: RunConfig, folder: Path, as_json: bool, work: Callable[[tuple
         ):
             run = work((listener, *trackers))
     except (Interrupted, KeyboardInterrupt):
+        if drawn := _draw(folder):
+            print(f"cgru: the curves so far: {drawn}", file=sys.stderr)
         return _stopped(folder, "interrupted", 130)
     except (ValueError, FileNotFoundError) as error:  # a user's mistake that shows only now
         return _stopped(folder, str(error), 2)
     except OSError as error:
         return _stopped(folder, str(error), 1)
+    _draw(run.path)
     record = outcome(run)
     return show(record, as_json, lambda console: _tell_outcome(console, record))
+
+
+def _draw(folder: Path) -> Path | None:
+    # The run counts, not its picture: without an iteration there is none, and a full disk is no failure of the run.
+    try:
+        run = Run.open(folder)
+        return run.save(CURVES, run_curves(run))
+    except (ValueError, FileNotFoundError):
+        return None
+    except OSError as error:
+        logger.warning("no curves: %s", error)
+        return None
+
+
+def _train_silently(work: Callable[[tuple[Listener, ...]], Run]) -> int:
+    """Work beside the main process, which shows and tells what there is; errors are raised in all of them alike."""
+    from cgru.pipeline.stages import Interrupted
+
+    try:
+        work(())
+        return 0
+    except (Interrupted, KeyboardInterrupt):
+        code = 130
+    except (ValueError, FileNotFoundError):
+        code = 2
+    except OSError:
+        code = 1
+    processes.defer_to_main()
+    return code
 
 
 def _stopped(folder: Path, why: str, code: int) -> int:
@@ -120,6 +159,7 @@ def outcome(run: Run) -> dict[str, Any]:
         "reward": [metrics[i]["reward/mean"] for i in (0, -1)] if metrics else None,
         "outside_look": looks[-1] if looks else None,
         "samples": str(run.path / "samples"),
+        "curves": str(run.path / CURVES) if (run.path / CURVES).is_file() else None,
     }
 
 
@@ -134,6 +174,8 @@ def _tell_outcome(console: Console, record: Mapping[str, Any]) -> None:
         seen, kept = (look[f"watch/{name}"] for name in ("target_share", "keep_share"))
         console.print(f"outside detector: concept in {seen:.0%} of validation pictures, others kept {kept:.0%}")
     console.print(f"samples over training: {record['samples']}", soft_wrap=True)
+    if record["curves"]:
+        console.print(f"curves of reward, outside detector, critic and policy: {record['curves']}", soft_wrap=True)
     console.print(f"the edit, for diffusers' load_lora_weights: {record['edit']}", soft_wrap=True)
     if record["model"] == "emoji-canvas":
         target = "" if is_hazard(record["concept"]) else f" --target {record['concept']!r}"  # the grid has no hazards
@@ -181,6 +223,26 @@ def tell_plan(console: Console, record: Mapping[str, Any]) -> None:
         f"{record['memory_gib']:.1f} GiB of memory"
     )
     console.print(f"nothing was written; the run would be {record['run']}", soft_wrap=True)
+
+
+def prepare_curves(options: Curves, root: Path) -> Work:
+    """Draw: a folder that is no run, or a run without an iteration, is said here."""
+    from cgru.evaluation.store import check_writable
+
+    run = Run.open(options.run)
+    path = run.path / CURVES if options.out is None else options.out
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, where the picture goes; allowed: a FILE.svg. Give another --out.")
+    svg = run_curves(run)
+    check_writable(path.absolute().parent)
+    record = {"curves": str(path), "run": str(run.path)}
+
+    def work() -> int:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, svg)
+        return show(record, options.json, lambda console: console.print(record["curves"], soft_wrap=True))
+
+    return work
 
 
 def prepare_export(options: Export, root: Path) -> Work:

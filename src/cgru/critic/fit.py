@@ -4,6 +4,7 @@ Monte-Carlo regression to the terminal reward: (sample, step) pairs are shuffled
 breaks the order in time, and each minibatch takes the mean squared error (the paper's Eq. sums over t; Alg. 1 and 2
 take the mean, as here). Trajectories of the warm start are collected once by the caller, not anew in each epoch.
 With the classes head the warm start is cross-entropy to class labels, as in the paper's ablation.
+Among processes minibatches are drawn alike, each takes its share, and gradients are summed.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from cgru import processes
 from cgru.critic.measures import accuracy_and_macro_precision, explained_variance, value_error
 from cgru.critic.views import ClassCritic, Critic
 from cgru.mdp.trajectory import Conditioning, Trajectory
@@ -243,11 +245,8 @@ def _descend(loss_of: Callable[[Tensor], Tensor], optimiser: Optimizer, batches:
     losses, norms = [], []
     for update, pairs in enumerate(batches):
         optimiser.zero_grad()
-        loss = loss_of(pairs)
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm(_gradients(optimiser))
-        losses.append(loss.item())
-        norms.append(norm.item())
+        losses.append(_backward(loss_of, optimiser, pairs))
+        norms.append(torch.nn.utils.get_total_norm(_gradients(optimiser)).item())
         if not math.isfinite(losses[-1]) or not math.isfinite(norms[-1]):
             # before the step, so the weights are still those of the last good update
             raise ValueError(
@@ -259,9 +258,27 @@ def _descend(loss_of: Callable[[Tensor], Tensor], optimiser: Optimizer, batches:
     return CriticLoss(tuple(losses), sum(norms) / len(norms))
 
 
+def _backward(loss_of: Callable[[Tensor], Tensor], optimiser: Optimizer, pairs: Tensor) -> float:
+    """Leave the gradient of the mean loss over the pairs, of which each process does its share; returns that loss."""
+    mine = pairs[processes.share(len(pairs))]
+
+    def own() -> float:
+        if not len(mine):
+            return 0.0
+        loss = loss_of(mine) * (len(mine) / len(pairs))
+        loss.backward()
+        return loss.item()
+
+    (loss,) = processes.add_up(_parameters(optimiser), processes.alike(own))
+    return loss
+
+
+def _parameters(optimiser: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+
+
 def _gradients(optimiser: Optimizer) -> list[Tensor]:
-    parameters = (parameter for group in optimiser.param_groups for parameter in group["params"])
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [parameter.grad for parameter in _parameters(optimiser) if parameter.grad is not None]
 
 
 def _rewards(trajectory: Trajectory) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
+from cgru import processes
 from cgru.critic import build_critic
 from cgru.critic.film import FilmCritic
 from cgru.critic.fit import WarmStart, warm_start, warm_start_classes
@@ -39,15 +40,23 @@ def critic_stage(run: Run, setting: Setting) -> nn.Module | None:
     problem = setting.problem
     if problem.config.critic.kind == "none":
         return None
-    if run.is_done(CRITIC_STAGE):
-        critic = build_untrained_critic(setting, run.outcome(CRITIC_STAGE)["prior"])
-        critic.load_state_dict(load_file(run.stage(CRITIC_STAGE) / CRITIC_FILE))
-        return critic
+    if processes.from_main(lambda: run.is_done(CRITIC_STAGE)):
+        return processes.alike(lambda: _read(run, setting))
     critic, record = _fitted(setting)
+    processes.from_main(lambda: _write(run, critic, record))
+    return critic
+
+
+def _read(run: Run, setting: Setting) -> nn.Module:
+    critic = build_untrained_critic(setting, run.outcome(CRITIC_STAGE)["prior"])
+    critic.load_state_dict(load_file(run.stage(CRITIC_STAGE) / CRITIC_FILE))
+    return critic
+
+
+def _write(run: Run, critic: nn.Module, record: dict[str, Any]) -> None:
     tensors = {name: value.cpu().contiguous() for name, value in critic.state_dict().items()}
     run.save(f"stages/{CRITIC_STAGE}/{CRITIC_FILE}", save(tensors))
     run.finish(CRITIC_STAGE, record)
-    return critic
 
 
 def _fitted(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:

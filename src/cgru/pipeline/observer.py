@@ -1,4 +1,7 @@
-"""What happens after each iteration: log, outside watch, sample strip, checkpoint, and the decision to stop."""
+"""What happens after each iteration: log, outside watch, sample strip, checkpoint, and the decision to stop.
+
+Among processes each draws its share of the pictures; the main one looks, writes and speaks, and all stop together.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from cgru import processes
 from cgru.backbones.adapter import weights_swapped
 from cgru.mdp.rollout import sample
 from cgru.pipeline.reward import forget_reward
@@ -42,6 +46,9 @@ class Observer:
     listeners: tuple[Listener, ...] = ()
     trade_off: BestTradeOff = field(init=False)
     stop: bool = False
+    """Asked of this process (Ctrl-C)."""
+    is_stopped: bool = False
+    """Asked of any process by the end of the last iteration; the same in all."""
 
     def __post_init__(self) -> None:
         """Start without a best look."""
@@ -57,13 +64,17 @@ class Observer:
             found |= self._watch(count)
         if config.samples_every and (count % config.samples_every == 0 or self.is_complete):
             self.save_strip(count)
+        processes.from_main(lambda: self._tell(found))
+        self.is_stopped = processes.any_of(self.stop)  # read once: a Ctrl-C from here on is for the next iteration
+        stop = self.is_stopped or self.is_complete
+        if stop or count % config.checkpoint_every == 0:
+            processes.from_main(self.checkpoint)
+        return stop
+
+    def _tell(self, found: Record) -> None:
         self.run.log(found)
         for listener in self.listeners:
             listener(found)
-        stop = self.stop or self.is_complete  # read once: a Ctrl-C from here on is for the next iteration
-        if stop or count % config.checkpoint_every == 0:
-            self.checkpoint()
-        return stop
 
     @property
     def is_complete(self) -> bool:
@@ -99,32 +110,42 @@ class Observer:
         images = self.pictures([prompt.text for prompt in (*forget, *retain)], "validation")
         gone, kept = images[: len(forget)], images[len(forget) :]
         own = forget_reward(problem.reward)
-        mean = float(checked(own, gone, [prompt.text for prompt in forget]).mean())
-        fraction = (mean - own.low) / (own.high - own.low)
-        return look(detector, gone, kept, retain, iteration=iteration, reward_fraction=fraction)
+
+        def seen() -> Look:
+            mean = float(checked(own, gone, [prompt.text for prompt in forget]).mean())
+            fraction = (mean - own.low) / (own.high - own.low)
+            return look(detector, gone, kept, retain, iteration=iteration, reward_fraction=fraction)
+
+        return processes.from_main(seen)  # told, not repeated: stopping goes by it, so it must be the same in all
 
     @torch.no_grad()
     def pictures(self, prompts: list[str], purpose: str) -> Tensor:
         """Pictures as users sample them: no noise in the sampler, fixed seeds."""
         problem = self.setting.problem
-        sampling, sizes = problem.config.sampling, problem.sizes
-        with weights_swapped(self.learner.parameters, self.learner.exported):
-            x = sample(
-                problem.backbone,
-                problem.encode(prompts),
-                [problem.seed(purpose, i) for i in range(len(prompts))],
-                kernel=problem.backbone.kernel(sampling.steps, eta=0.0),
-                guidance=sampling.guidance,
-                batch_size=sizes.rollout,
-            )
-        return problem.backbone.decode(x, batch_size=sizes.decode)
+        sampling, sizes, cond = problem.config.sampling, problem.sizes, problem.encode(prompts)
+        seeds = [problem.seed(purpose, i) for i in range(len(prompts))]
+
+        def drawn(some: slice) -> Tensor:
+            with weights_swapped(self.learner.parameters, self.learner.exported):
+                x = sample(
+                    problem.backbone,
+                    cond[some],
+                    seeds[some],
+                    kernel=problem.backbone.kernel(sampling.steps, eta=0.0),
+                    guidance=sampling.guidance,
+                    batch_size=sizes.rollout,
+                )
+            return problem.backbone.decode(x, batch_size=sizes.decode)
+
+        return processes.spread(len(prompts), drawn)
 
     def save_strip(self, iteration: int) -> None:
         """Fixed prompts and seeds as one row: samples/0010.png; half forget, half retain where there are any."""
         sets = self.setting.problem.prompts
         forget = [prompt.text for prompt in (sets.validation_forget or sets.policy)[: SHOWN // 2]]
         retain = [prompt.text for prompt in (sets.validation_retain or sets.retain)[: SHOWN - SHOWN // 2]]
-        self.run.save(f"samples/{iteration:04d}.png", _png(self.pictures(forget + retain, "samples")))
+        images = self.pictures(forget + retain, "samples")
+        processes.from_main(lambda: self.run.save(f"samples/{iteration:04d}.png", _png(images)))
 
 
 def _png(images: Tensor) -> bytes:

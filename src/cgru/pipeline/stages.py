@@ -2,6 +2,9 @@
 
 Each stage leaves its outputs and then its marker; a stage with a marker is not done again. Batch sizes that were chosen
 for this machine are stored in the manifest and reused, because the last bits of a result depend on them.
+
+Among processes (`cgru.processes`) all go through the stages together; the main one holds the run and writes, what is
+there already is decided by it, and what it wrote is read by all. Their number is no part of the run.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -19,6 +22,7 @@ from typing import Any
 
 from torch import nn
 
+from cgru import processes
 from cgru.backbones.adapter import attach, save_adapter, weights_swapped
 from cgru.backbones.base import exact_float32
 from cgru.backbones.lora import LORA_FILE
@@ -45,60 +49,78 @@ class Interrupted(Exception):
 
 def unlearn(config: RunConfig, out: str | Path = RUNS, *, listeners: tuple[Listener, ...] = ()) -> Run:
     """Run everything that is left to do for this config under the parent folder `out`; returns the finished run."""
+    processes.from_main(lambda: _refuse_idle_processes(config))
     with exact_float32():
-        is_new = not (Path(out) / run_name(config)).exists()
+        is_new = processes.from_main(lambda: not (Path(out) / run_name(config)).exists())
         # Before there is a folder: what cannot be built leaves none behind.
-        parts = load_parts(config) if is_new else None
-        setting = build_setting(config, parts=parts) if parts and not needs_heads(config, parts.concept) else None
-        run = Run.create(Path(out), config)
-        with run.locked():
+        parts, setting = processes.alike(lambda: _prepared(config)) if is_new else (None, None)
+        run = processes.from_main(lambda: Run.create(Path(out), config))
+        with _held(run):
             _stages(run, listeners, parts, setting)
     return run
 
 
 def resume(path: str | Path, *, listeners: tuple[Listener, ...] = ()) -> Run:
     """Go on with a run folder, from its last checkpoint."""
-    run = Run.open(path)
-    with exact_float32(), run.locked():
+    run = processes.from_main(lambda: Run.open(path))
+    _refuse_idle_processes(run.config)
+    with exact_float32(), _held(run):
         _stages(run, listeners)
     return run
+
+
+def _refuse_idle_processes(config: RunConfig) -> None:
+    count, n = processes.count(), config.policy.trajectories
+    if count > n:
+        raise ValueError(
+            f"{count} processes for {n} trajectories an iteration; allowed: at most {n}, so that each has work. Launch "
+            "fewer processes, or raise policy.trajectories."
+        )
+
+
+def _prepared(config: RunConfig) -> tuple[Parts, Setting | None]:
+    parts = load_parts(config)
+    return parts, None if needs_heads(config, parts.concept) else build_setting(config, parts=parts)
+
+
+@contextmanager
+def _held(run: Run) -> Iterator[None]:
+    """The lock of the run, in the main process."""
+    with ExitStack() as stack:
+        processes.from_main(lambda: stack.enter_context(run.locked()))
+        yield
 
 
 def _stages(
     run: Run, listeners: tuple[Listener, ...], parts: Parts | None = None, setting: Setting | None = None
 ) -> None:
-    if run.is_done(POLICY_STAGE):
+    if processes.from_main(lambda: run.is_done(POLICY_STAGE)):
         logger.info("nothing left to do in %s", run.path)
         return
     parts = _known_parts(run, parts)
     heads = reward_stage(run, parts)
-    if setting is None or setting.problem.sizes != parts.sizes:
-        setting = build_setting(run.config, heads=heads, parts=parts)
-    run.annotate(reward=dict(setting.problem.reward.lineage))
+    setting = _known_setting(run, parts, heads, setting)
     critic = critic_stage(run, setting)
     # The bank holds what the base policy does, so it is made before there is a LoRA, also on resume.
     bank = make_bank(setting.problem)
     learner = _learner(setting.problem, critic)
     observer = Observer(setting, learner, run, listeners)
-    if (found := run.latest(POLICY_STAGE)) is not None:
-        observer.restore(from_files(setting.problem, learner, found[1]))
-    run.truncate_log(learner.iteration)
+    _restore(run, setting.problem, learner, observer)
     if learner.iteration == 0 and run.config.samples_every:
         observer.save_strip(0)
     if not observer.is_complete:  # it is where a run was killed after its last checkpoint
         with _saving_on_interrupt(observer):
             train(setting.problem, learner, bank, after=observer.after)
-    if observer.stop and not observer.is_complete:
+    if observer.is_stopped and not observer.is_complete:
         raise Interrupted(str(run.path))
-    export_edit(run, setting, learner)
-    run.finish(POLICY_STAGE, {"iterations": learner.iteration, **_best(observer)})
+    processes.from_main(lambda: _finish(run, observer))
 
 
 def _known_parts(run: Run, parts: Parts | None) -> Parts:
     """Parts with the sizes and prompts that the run began with."""
-    stored: dict[str, Any] = run.manifest["extra"]
+    stored: dict[str, Any] = processes.from_main(lambda: run.manifest["extra"])
     sizes = Sizes(**stored["sizes"]) if "sizes" in stored else None
-    parts = parts or load_parts(run.config, sizes=sizes)
+    parts = parts or processes.alike(lambda: load_parts(run.config, sizes=sizes))
     parts = replace(parts, sizes=sizes or parts.sizes)
     found = prompts_hash(parts.prompts)
     if stored.get("prompts", found) != found:
@@ -106,14 +128,39 @@ def _known_parts(run: Run, parts: Parts | None) -> Parts:
             f"the prompts of the run {str(run.path)!r} are not those it began with; allowed: the same. "
             f"Restore {run.config.prompts.source!r}, or start another run."
         )
-    run.annotate(sizes=asdict(parts.sizes), prompts=found)
+    facts = {"sizes": asdict(parts.sizes), "prompts": found}
+    processes.from_main(lambda: run.annotate(**facts))
     return parts
+
+
+def _known_setting(run: Run, parts: Parts, heads: Path | None, setting: Setting | None) -> Setting:
+    """The setting, built if there is none yet or if the run began with other sizes."""
+    if setting is None or setting.problem.sizes != parts.sizes:
+        setting = processes.alike(lambda: build_setting(run.config, heads=heads, parts=parts))
+    lineage = dict(setting.problem.reward.lineage)
+    processes.from_main(lambda: run.annotate(reward=lineage))
+    return setting
+
+
+def _restore(run: Run, problem: Problem, learner: Learner, observer: Observer) -> None:
+    """Go back to the newest checkpoint, and drop what was logged after it."""
+    found = processes.from_main(lambda: run.latest(POLICY_STAGE))
+    if found is not None:
+        observer.restore(processes.alike(lambda: from_files(problem, learner, found[1])))
+    processes.from_main(lambda: run.truncate_log(learner.iteration))
+
+
+def _finish(run: Run, observer: Observer) -> None:
+    export_edit(run, observer.setting, observer.learner)
+    run.finish(POLICY_STAGE, {"iterations": observer.learner.iteration, **_best(observer)})
 
 
 def reward_stage(run: Run, parts: Parts) -> Path | None:
     """Class heads trained on the base model's own pictures, once; None where the reward needs none of them."""
-    if not needs_heads(run.config, parts.concept):
-        return None
+    return processes.from_main(lambda: _heads(run, parts)) if needs_heads(run.config, parts.concept) else None
+
+
+def _heads(run: Run, parts: Parts) -> Path:
     folder = run.stage(REWARD_STAGE)
     if not run.is_done(REWARD_STAGE):
         record = train_heads(run.config, parts.prompts, parts.backbone, parts.sizes, folder)

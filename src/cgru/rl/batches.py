@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from cgru import processes
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -58,10 +60,18 @@ def plans(
     ]
 
 
+def own_share(plan: Plan) -> Plan:
+    """The pairs of a plan that this process works on: all of them if it is alone, maybe none among many."""
+    mine = processes.share(len(plan))
+    return Plan(plan.sample_ids[mine], plan.step_ids[mine])
+
+
 def micro_batches(plan: Plan, size: int) -> Iterator[Plan]:
-    """Cut a plan into parts of `size` pairs (the last may be smaller), in order."""
+    """Cut a plan into parts of `size` pairs (the last may be smaller), in order; none of an empty plan."""
     if size < 1:
         raise ValueError(f"micro-batch is {size} pairs; it must be at least 1")
+    if not len(plan):
+        return  # torch would split it into one part without pairs, whose mean is NaN
     for samples, steps in zip(plan.sample_ids.split(size), plan.step_ids.split(size), strict=True):
         yield Plan(samples, steps)
 
@@ -69,7 +79,8 @@ def micro_batches(plan: Plan, size: int) -> Iterator[Plan]:
 def weight(part: Plan, plan: Plan) -> float:
     """Return the share of the plan's pairs that a part holds.
 
-    `(loss.mean() * weight(part, plan)).backward()` over all parts adds up to the gradient of the plan's mean loss.
+    `(loss.mean() * weight(part, plan)).backward()` over all parts, of all processes, adds up to the gradient of the
+    plan's mean loss.
     """
     return len(part) / len(plan)
 

@@ -4,6 +4,9 @@ Exploration (ours): a policy that is sure of its concept hardly ever draws anyth
 to nothing about how to. So a share of the trajectories are sampled for a retain prompt of the same style and relabelled
 with their forget prompt, as hindsight replay relabels goals (arXiv 1707.01495): the reward says what they are worth
 there, and their log-probs stay those of the prompt that drew them, so the clip acts on the ratio to that.
+
+Among processes each samples, scores and values its share; then all hold the whole batch. Prompts and seeds go by the
+place in the batch, so it is the same batch whatever their number.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from cgru import processes
 from cgru.critic.film import FilmCritic
 from cgru.critic.fit import values
 from cgru.critic.views import Critic, decoded_views
@@ -23,6 +27,9 @@ from cgru.prompts import Prompt
 from cgru.rewards.base import checked
 from cgru.rl.problem import Problem
 from cgru.seeds import child_random
+
+SAMPLED = ("x", "log_prob", "seeds", "x0_hat")
+"""Fields of a trajectory that a rollout makes, a row for each prompt."""
 
 
 def collect(problem: Problem, *names: str | int, forget: int, retain: int = 0) -> Trajectory:
@@ -61,15 +68,28 @@ def explored(problem: Problem, forget: int) -> int:
 
 def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajectory:
     """Sample one trajectory for each prompt."""
-    sampling = problem.config.sampling
-    return rollout(
-        problem.backbone,
-        problem.encode(prompts),
-        [problem.seed("rollout", *names, i) for i in range(len(prompts))],
-        kernel=problem.kernel,
-        guidance=sampling.guidance,
-        batch_size=problem.sizes.rollout,
-        keep_x0=problem.config.critic.kind not in ("none", "latent") and problem.config.critic.view == "clean",
+    kernel, device, guidance = problem.kernel, problem.backbone.device, problem.config.sampling.guidance
+    cond = problem.encode(prompts)
+    seeds = [problem.seed("rollout", *names, i) for i in range(len(prompts))]
+
+    def drawn(some: slice) -> dict[str, Tensor]:
+        trajectory = rollout(
+            problem.backbone,
+            cond[some],
+            seeds[some],
+            kernel=kernel,
+            guidance=guidance,
+            batch_size=problem.sizes.rollout,
+            keep_x0=problem.config.critic.kind not in ("none", "latent") and problem.config.critic.view == "clean",
+        )
+        return {name: value for name in SAMPLED if (value := getattr(trajectory, name)) is not None}
+
+    return Trajectory(
+        time=kernel.timesteps.to(device),
+        stochastic=kernel.stochastic.to(device),
+        cond=cond,
+        guidance=guidance,
+        **processes.spread(len(prompts), drawn),
     )
 
 
@@ -85,21 +105,36 @@ def choose(problem: Problem, kind: str, pool: tuple[Prompt, ...], count: int, *n
 @torch.no_grad()
 def scored(problem: Problem, trajectory: Trajectory) -> Trajectory:
     """The trajectory with its terminal reward r(x_0, c)."""
-    size, prompts = problem.sizes.decode, trajectory.cond.prompts
-    rewards = []
-    for start in range(0, len(trajectory), size):
-        images = problem.backbone.decode(trajectory.final[start : start + size])
-        rewards.append(checked(problem.reward, images, prompts[start : start + size]))
-    return replace(trajectory, reward=torch.cat(rewards).to(trajectory.x.device))
+    size = problem.sizes.decode
+
+    def rewards(some: slice) -> Tensor:
+        found, part = [], trajectory[some]
+        for start in range(0, len(part), size):
+            images = problem.backbone.decode(part.final[start : start + size])
+            found.append(checked(problem.reward, images, part.cond.prompts[start : start + size]))
+        return torch.cat(found).to(trajectory.x.device)
+
+    return replace(trajectory, reward=processes.spread(len(trajectory), rewards))
 
 
 @torch.no_grad()
 def viewed(problem: Problem, critic: Critic, trajectory: Trajectory) -> Tensor:
     """What the critic looks at, decoded once for values and updates alike."""
     size = critic.image_size if isinstance(critic, FilmCritic) else None
-    return decoded_views(problem.backbone, trajectory, critic.view, batch_size=problem.sizes.decode, size=size)
+
+    def decoded(some: slice) -> Tensor:
+        part = trajectory[some]
+        return decoded_views(problem.backbone, part, critic.view, batch_size=problem.sizes.decode, size=size)
+
+    if critic.view == "latent":  # nothing to decode: every process has the states
+        return decoded(slice(None))
+    return processes.spread(len(trajectory), decoded)
 
 
 def valued(problem: Problem, critic: Critic, views: Tensor, trajectory: Trajectory) -> Trajectory:
     """The trajectory with V(x_t, c, t), from the critic as it is before it sees these rewards."""
-    return replace(trajectory, value=values(critic, views, trajectory, batch_size=problem.sizes.score))
+
+    def found(some: slice) -> Tensor:
+        return values(critic, views[some], trajectory[some], batch_size=problem.sizes.score)
+
+    return replace(trajectory, value=processes.spread(len(trajectory), found))

@@ -14,9 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from cgru import processes
 from cgru.mdp.kernel import ReverseKernel
 from cgru.mdp.trajectory import Trajectory
-from cgru.rl.batches import Plan, micro_batches, plans, weight
+from cgru.rl.batches import Plan, micro_batches, own_share, plans, weight
 from cgru.rl.collect import choose, sampled
 from cgru.rl.objective import kl_to_base, noise_mse
 from cgru.rl.problem import Problem
@@ -50,10 +51,16 @@ def make_bank(problem: Problem) -> Bank | None:
     steps = trajectory.stochastic | (retention.kl_form == "noise")
     everything = plans(len(trajectory), steps, updates=1, generator=problem.generator("bank"))[0]
     prediction = torch.zeros_like(trajectory.x[:, :-1])
-    for part in micro_batches(everything, problem.sizes.rollout):
-        pairs = trajectory.steps(part.sample_ids, part.step_ids)
-        found = problem.backbone.predict(pairs.x, pairs.time, pairs.cond, guidance=trajectory.guidance)
-        prediction[part.sample_ids, part.step_ids] = found
+
+    def predictions(some: slice) -> Tensor:
+        found = []
+        mine = Plan(everything.sample_ids[some], everything.step_ids[some])
+        for part in micro_batches(mine, problem.sizes.rollout):
+            pairs = trajectory.steps(part.sample_ids, part.step_ids)
+            found.append(problem.backbone.predict(pairs.x, pairs.time, pairs.cond, guidance=trajectory.guidance))
+        return torch.cat(found)
+
+    prediction[everything.sample_ids, everything.step_ids] = processes.spread(len(everything), predictions)
     return Bank(trajectory, prediction, steps)
 
 
@@ -67,9 +74,12 @@ def divergence(
 
 
 def bank_backward(problem: Problem, bank: Bank, plan: Plan) -> float:
-    """Add the gradient of the mean KL over the plan's pairs to the parameters; returns that mean."""
+    """Add the gradient of the mean KL over the plan's pairs to the parameters; returns that mean.
+
+    Among processes: what this one's share of the pairs adds to both.
+    """
     total, form = 0.0, problem.config.retention.kl_form
-    for part in micro_batches(plan, problem.sizes.update):
+    for part in micro_batches(own_share(plan), problem.sizes.update):
         steps = bank.trajectory.steps(part.sample_ids, part.step_ids)
         base = bank.prediction[part.sample_ids, part.step_ids]
         prediction = problem.backbone.predict(steps.x, steps.time, steps.cond, guidance=bank.trajectory.guidance)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from cgru import processes
 from cgru.critic.fit import CriticLoss, regress
 from cgru.critic.measures import explained_variance, value_error
 from cgru.mdp.rollout import rescore
@@ -107,12 +108,16 @@ def check_parity(problem: Problem, trajectory: Trajectory) -> float:
     Only of the policy's own trajectories: those that explore were drawn under another prompt, so their ratio is not 1.
     """
     everything = plans(len(trajectory), trajectory.stochastic, updates=1, generator=problem.generator("parity"))[0]
-    off = []
-    for part in micro_batches(everything, problem.sizes.update):
-        steps = trajectory.steps(part.sample_ids, part.step_ids)
-        now = rescore(problem.backbone, steps, kernel=problem.kernel, guidance=trajectory.guidance)
-        off.append(((now - steps.log_prob).exp() - 1).abs())
-    worst = float(torch.cat(off).max())  # NaN if any is, which Python's max would pass over
+
+    def off(some: slice) -> Tensor:
+        found, mine = [], Plan(everything.sample_ids[some], everything.step_ids[some])
+        for part in micro_batches(mine, problem.sizes.update):
+            steps = trajectory.steps(part.sample_ids, part.step_ids)
+            now = rescore(problem.backbone, steps, kernel=problem.kernel, guidance=trajectory.guidance)
+            found.append(((now - steps.log_prob).exp() - 1).abs())
+        return torch.cat(found)
+
+    worst = float(processes.spread(len(everything), off).max())  # NaN if any is, which Python's max would pass over
     is_exact = problem.backbone.dtype == torch.float32
     allowed = PARITY if is_exact else clip_range(problem.config.policy.clip, problem.dimensions) / 10
     if not worst <= allowed:
@@ -132,20 +137,30 @@ def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory)
     weightings = {"mean": centred, "ddpo": advantages.batch_advantage(some)}
     if some.value is not None:
         weightings["critic"] = advantages.critic_advantage(some)
-    weights, parameters = torch.stack(list(weightings.values())), list(learner.parameters.values())
-    # In parts of the steps: the graph of all 50 of Stable Diffusion fits in no memory.
-    parts = some.stochastic.nonzero().flatten().cpu().split(problem.sizes.update)
-    gradients = sum(
-        per_trajectory_gradients(parameters, _log_prob_of(problem, some, part), weights[:, :, part]) for part in parts
-    )
-    assert isinstance(gradients, Tensor), "every sampler of a policy has noise"
+    weights = torch.stack(list(weightings.values()))
+
+    def rows(mine: slice) -> Tensor:  # a trajectory each, as shares are
+        return _gradient_rows(problem, learner, some[mine], weights[:, mine]).transpose(0, 1)
+
+    gradients = processes.spread(len(some), rows).transpose(0, 1)
     record: Record = {}
-    for name, rows in zip(weightings, gradients, strict=True):
-        variance = gradient_variance(rows)
+    for name, found in zip(weightings, gradients, strict=True):
+        variance = gradient_variance(found)
         record[f"variance/{name}"] = variance.trace
         record[f"variance/{name}_normalised"] = variance.normalised
         record[f"variance/{name}_raw_normalised"] = variance.raw_normalised
     return record
+
+
+def _gradient_rows(problem: Problem, learner: Learner, some: Trajectory, weights: Tensor) -> Tensor:
+    # (weightings, n, p). In parts of the steps: the graph of all 50 of Stable Diffusion fits in no memory.
+    parts, parameters = some.stochastic.nonzero().flatten().cpu().split(problem.sizes.update), learner.parameters
+    gradients = sum(
+        per_trajectory_gradients(list(parameters.values()), _log_prob_of(problem, some, part), weights[:, :, part])
+        for part in parts
+    )
+    assert isinstance(gradients, Tensor), "every sampler of a policy has noise"
+    return gradients
 
 
 def _log_prob_of(problem: Problem, trajectory: Trajectory, steps: Tensor) -> Callable[[int], Tensor]:

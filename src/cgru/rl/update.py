@@ -1,7 +1,8 @@
 """One update of the policy (Alg. 2 and 3, inner loop): clipped surrogate over a plan, KL to the base, one AdamW step.
 
 Log-probs under theta_old are those kept from the rollout. A gradient that is not finite stops the run before the step,
-so the weights and the last checkpoint are good.
+so the weights and the last checkpoint are good. Among processes each takes its share of the pairs, and gradients are
+summed before anything is made of them: norms, KL weight, clipping and the step are then the same in all.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from cgru import processes
 from cgru.backbones.adapter import base_policy
 from cgru.mdp.trajectory import Steps, Trajectory
-from cgru.rl.batches import Plan, micro_batches, weight
+from cgru.rl.batches import Plan, micro_batches, own_share, weight
 from cgru.rl.objective import clip_range, policy_loss
 from cgru.rl.problem import Learner, Problem
 from cgru.rl.retention import Bank, balanced_weight, bank_backward, divergence, norm
@@ -42,9 +44,8 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    # What one micro-batch added: its log-ratios and steps on the CPU, and its share of loss and KL.
+    # What one micro-batch added: its log-ratios on the CPU, and its share of loss and KL.
     log_ratio: Tensor
-    index: Tensor
     loss: float
     kl: float
 
@@ -60,14 +61,12 @@ def policy_step(
     """Take one optimiser step on the pairs of the plan; `generator` draws the bank's."""
     policy, parameters = problem.config.policy, list(learner.parameters.values())
     learner.optimiser.zero_grad()
-    parts = [
-        _surrogate(problem, trajectory, part, weight(part, plan)) for part in micro_batches(plan, problem.sizes.update)
-    ]
+    parts = processes.alike(lambda: _surrogates(problem, trajectory, plan))
+    loss, kl_forget = processes.add_up(parameters, sum(part.loss for part in parts), sum(part.kl for part in parts))
     policy_norm, kl, kl_weight = norm(_gradients(parameters)), 0.0, 0.0
     if bank is not None:
         kl, kl_weight = _add_bank(problem, learner, bank, generator, policy_norm)
     total = float(nn.utils.clip_grad_norm_(parameters, policy.gradient_norm))
-    loss = sum(part.loss for part in parts)
     if not math.isfinite(total) or not math.isfinite(loss):
         raise TrainingError(
             f"the policy's gradient in iteration {learner.iteration} is not finite (norm {total}, loss {loss}); "
@@ -77,8 +76,14 @@ def policy_step(
     learner.optimiser.step()
     learner.updates += 1
     learner.averaged(policy.average)
-    log_ratio, index = torch.cat([part.log_ratio for part in parts]), torch.cat([part.index for part in parts])
-    return Update(log_ratio, index, loss, total, policy_norm, kl, kl_weight, sum(part.kl for part in parts))
+    log_ratio = processes.joined(torch.cat([torch.empty(0), *(part.log_ratio for part in parts)]), len(plan))
+    return Update(log_ratio, plan.step_ids, loss, total, policy_norm, kl, kl_weight, kl_forget)
+
+
+def _surrogates(problem: Problem, trajectory: Trajectory, plan: Plan) -> list[_Part]:
+    """Backward of this process's share of a plan, in micro-batches."""
+    parts = micro_batches(own_share(plan), problem.sizes.update)
+    return [_surrogate(problem, trajectory, part, weight(part, plan)) for part in parts]
 
 
 def _surrogate(problem: Problem, trajectory: Trajectory, part: Plan, share: float) -> _Part:
@@ -97,7 +102,7 @@ def _surrogate(problem: Problem, trajectory: Trajectory, part: Plan, share: floa
     if base is not None:
         kl = divergence(problem.kernel, retention.kl_form, prediction, base, steps.x, steps.index).mean() * share
     (loss + retention.kl_forget * kl).backward()
-    return _Part((log_prob.detach() - steps.log_prob).cpu(), steps.index.cpu(), loss.item(), kl.item())
+    return _Part((log_prob.detach() - steps.log_prob).cpu(), loss.item(), kl.item())
 
 
 @torch.no_grad()
@@ -113,7 +118,8 @@ def _add_bank(
     retention, parameters = problem.config.retention, list(learner.parameters.values())
     before = _gradients(parameters)
     learner.optimiser.zero_grad()
-    kl = bank_backward(problem, bank, bank.draw(retention.batch, generator))
+    plan = bank.draw(retention.batch, generator)
+    (kl,) = processes.add_up(parameters, processes.alike(lambda: bank_backward(problem, bank, plan)))
     gradients = _gradients(parameters)
     kl_weight = balanced_weight(policy_norm, norm(gradients), kl=retention.kl, balance=retention.balance)
     for parameter, own, pull in zip(parameters, before, gradients, strict=True):
