@@ -33,7 +33,7 @@ def test_ddpo_differs_from_cgru_in_critic_and_advantage_alone() -> None:
     assert diff(DEMO, applied("ddpo", DEMO)) == [
         "method: 'cgru' -> 'ddpo'",
         "critic.kind: 'film' -> 'none'",
-        "policy.advantage: 'gae' -> 'per-prompt'",
+        "policy.advantage: 'critic' -> 'per-prompt'",
     ]
 
 
