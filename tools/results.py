@@ -382,7 +382,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Rows, Rows], str]]] = {
     "hazard": ("Hazards", hazard),
     "style": ("Styles", style),
     "versus": ("CGRU against DDPO", versus),
-    "versus-paper": ("CGRU against DDPO without exploration, as in the paper", versus),
+    "versus-paper": ("CGRU against DDPO: `best` without exploration", versus),
     "tune": ("Other learning rates, with either method", tuned),
 }
 
