@@ -35,10 +35,15 @@ REWARDS: Mapping[str, str] = {
     "aesthetic": "cgru.rewards.detectors:aesthetic_reward",
     "jpeg": "cgru.rewards.detectors:jpeg_reward",
 }
-# A benchmark's factory is called with (images, root): pictures per prompt and the asset folder.
+# A benchmark's factory is called with (images, root): pictures per prompt and the asset folder; and with variant and
+# reference, where its signature names them and the user gives them.
 BENCHMARKS: Mapping[str, str] = {
     "canvas": "cgru.evaluation.canvas:load_benchmark",
     "hazard": "cgru.evaluation.hazard:load_benchmark",
+    "fid": "cgru.evaluation.quality:load_fid",
+    "kid": "cgru.evaluation.quality:load_kid",
+    "cmmd": "cgru.evaluation.quality:load_cmmd",
+    "clipscore": "cgru.evaluation.quality:load_clipscore",
 }
 
 TABLES: Mapping[str, Mapping[str, str]] = {

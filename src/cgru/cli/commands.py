@@ -160,6 +160,8 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
         benchmark=options.benchmark,
         images=options.images,
         target=options.target,
+        variant=options.variant,
+        reference=options.reference,
         out=options.out,
         base=options.model,
         with_base=not options.no_base,

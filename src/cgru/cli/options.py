@@ -97,6 +97,10 @@ class Evaluate:
     """Pictures per prompt; a target gets at least 80 in all."""
     target: Text = None
     """What is meant to be forgotten. canvas: a class or style, adds UA, IRA, CRA; hazard: all hazards or a category."""
+    variant: Text = None
+    """fid, kid, cmmd, clipscore: whose features, such as judge, clip-eval or inception-clean (docs/evaluation.md)."""
+    reference: Annotated[Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="")] = None
+    """fid, kid, cmmd, clipscore: reference pictures, with meta_data.json (as MJHQ-30K) their prompts, too."""
     model: Text = None
     """The base of a LoRA file (default: the run's own, else emoji-canvas)."""
     no_base: bool = False
@@ -222,7 +226,8 @@ Examples:
   cgru evaluate emoji-canvas --images 1
   cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --target Dogs
   cgru evaluate pytorch_lora_weights.safetensors --model emoji-canvas --target Dogs --json
-  cgru evaluate runs/hazard-cgru-s0-5b21d0aa --benchmark hazard --images 2"""
+  cgru evaluate runs/hazard-cgru-s0-5b21d0aa --benchmark hazard --images 2
+  cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --benchmark fid --target Dogs"""
 UNLEARN = """Make a model forget a concept: a LoRA in a run folder, whose path is the last line printed.
 
 Examples:

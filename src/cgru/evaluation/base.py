@@ -19,6 +19,8 @@ from cgru.tasks import UnlearnTask
 Better = Literal["higher", "lower"]
 NOTHING = "nothing"
 """The label every judge has for a picture in which it recognises nothing."""
+BASE_REFERENCE: Mapping[str, Any] = {"what": "the base model's pictures on the same noise"}
+"""`reference` in the protocol of a benchmark that has no other: it measures nothing without a base."""
 
 
 @dataclass(frozen=True)

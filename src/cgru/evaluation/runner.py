@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cgru.backbones.base import Backbone
 from cgru.evaluation.base import NOTHING, Job, Predictions, Sampling, stable_hash
-from cgru.evaluation.judges import Judge
+from cgru.evaluation.eyes import Eye
 from cgru.evaluation.store import PredictionFile, Row, job_row, pack, unpack, write_atomic, write_lines
 from cgru.mdp import rollout
 
@@ -33,18 +33,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Panel:
-    """The judges of a benchmark; one of them also gives the features of the Fréchet distance."""
+    """The judges of a benchmark; one of them, which may be without labels, also gives the features that are kept."""
 
-    judges: Mapping[str, Judge]
+    judges: Mapping[str, Eye]
     feature_judge: str
 
     def rows(self, jobs: Sequence[Job], images: Tensor, broken: np.ndarray, key: str) -> list[Row]:
         """What every judge says about a batch, one row per job; `broken` (n,) pictures show nothing by definition."""
         seen = {name: judge.look(images) for name, judge in self.judges.items()}
         features = seen[self.feature_judge][1].cpu().numpy()
-        chances = {name: result[0].double().cpu().numpy() for name, result in seen.items()}
-        for name, judge in self.judges.items():
-            chances[name][broken] = [label == NOTHING for label in judge.labels]
+        chances = {name: result[0].double().cpu().numpy() for name, result in seen.items() if name in self._labels}
+        for name, labels in self._labels.items():
+            chances[name][broken] = [label == NOTHING for label in labels]
         return [
             {"id": job.id, "key": key, **self._answers(chances, i), "broken": bool(lost), "features": pack(features[i])}
             for i, (job, lost) in enumerate(zip(jobs, broken, strict=True))
@@ -52,13 +52,16 @@ class Panel:
 
     def collect(self, rows: Sequence[Row]) -> Predictions:
         """Rows back as arrays."""
-        chances = {name: np.array([row["probabilities"][name] for row in rows]) for name in self.judges}
-        labels = {name: judge.labels for name, judge in self.judges.items()}
+        chances = {name: np.array([row["probabilities"][name] for row in rows]) for name in self._labels}
         features = np.stack([unpack(row["features"]) for row in rows])
-        return Predictions(labels, chances, features, broken=sum(row["broken"] for row in rows))
+        return Predictions(self._labels, chances, features, broken=sum(row["broken"] for row in rows))
+
+    @property
+    def _labels(self) -> dict[str, tuple[str, ...]]:
+        return {name: judge.labels for name, judge in self.judges.items() if judge.labels}
 
     def _answers(self, chances: Mapping[str, np.ndarray], i: int) -> Row:
-        said = {name: judge.labels[chances[name][i].argmax()] for name, judge in self.judges.items()}
+        said = {name: labels[chances[name][i].argmax()] for name, labels in self._labels.items()}
         return {"judged": said, "probabilities": {name: values[i].tolist() for name, values in chances.items()}}
 
 

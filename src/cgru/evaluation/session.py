@@ -8,9 +8,10 @@ CRA: an edit beside the model it belongs to, any other model beside Emoji Canvas
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from cgru.backbones.base import Backbone
 from cgru.catalog import resolve
 from cgru.edits import Edit, base_model, find_edit, is_run, load_edit
 from cgru.evaluation.assets import EMBEDDED, ROOT, is_embedded, model_source
-from cgru.evaluation.base import Benchmark, Job, Predictions, stable_hash
-from cgru.evaluation.judges import Judge, load_judge
+from cgru.evaluation.base import BASE_REFERENCE, Benchmark, Job, Predictions, stable_hash
+from cgru.evaluation.eyes import Eye, load_eye
 from cgru.evaluation.runner import Panel, fingerprint, predict
-from cgru.evaluation.store import SCORES, check_contents, check_writable, scores_pending, write_json
+from cgru.evaluation.store import SCORES, check_contents, check_protocol, check_writable, scores_pending, write_json
 from cgru.tasks import UnlearnTask
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "numpy", "pillow")
@@ -41,6 +42,10 @@ class Request:
     """Pictures per prompt."""
     target: str | None = None
     """The concept that is meant to be forgotten."""
+    variant: str | None = None
+    """Of a benchmark that has several; None: its default."""
+    reference: Path | None = None
+    """A folder of pictures to compare with, for benchmarks that take one."""
     out: Path | None = None
     base: str | None = None
     """The model an edit belongs to; None: the run's own, else Emoji Canvas."""
@@ -92,11 +97,14 @@ def prepare(request: Request) -> Session:
         with edit.applied(backbone):
             pass  # a LoRA of another model is refused here, before anything is written
     base = _base(request, name, backbone, edit)
+    _check_reference(request, benchmark.protocol(task), base)
     mark = fingerprint(backbone) if edit is None else stable_hash([fingerprint(backbone), edit.fingerprint])
-    judges = {judge: load_judge(judge, root=request.root, device=backbone.device) for judge in benchmark.judges}
+    judges = {judge: load_eye(judge, root=request.root, device=backbone.device) for judge in benchmark.judges}
     out = request.out or _default_parent(request) / _default_name(request, benchmark, task, mark)
     for folder in (out, out / "base"):
         check_contents(folder)
+    if "variant" in (protocol := benchmark.protocol(task)):
+        check_protocol(out, {"benchmark": benchmark.name, **protocol})
     panel = Panel(judges, benchmark.feature_judge)
     return Session(request, benchmark, task, benchmark.jobs(task), panel, backbone, edit, base, mark, out)
 
@@ -183,9 +191,9 @@ def _provenance(session: Session) -> dict[str, Any]:
     }
 
 
-def _judge_record(judge: Judge) -> dict[str, Any]:
+def _judge_record(judge: Eye) -> dict[str, Any]:
     lineage = judge.lineage
-    return {"id": lineage["name"], "weights_sha256": judge.weights_sha256, "accuracy": lineage["accuracy"]}
+    return {"id": lineage["name"], "weights_sha256": judge.weights_sha256, "accuracy": lineage.get("accuracy")}
 
 
 def _identity(session: Session) -> dict[str, Any]:
@@ -201,7 +209,17 @@ def _identity(session: Session) -> dict[str, Any]:
 def _base(request: Request, name: str, backbone: Backbone, edit: Edit | None) -> Backbone | None:
     if not request.with_base or (edit is None and is_embedded(name, request.root)):
         return None
+    if edit is None and request.reference is not None:
+        return None  # the reference takes the place of a base that the model does not come from
     return backbone if edit else _load(EMBEDDED, request)
+
+
+def _check_reference(request: Request, protocol: Mapping[str, Any], base: Backbone | None) -> None:
+    if base is None and protocol.get("reference") == BASE_REFERENCE:
+        raise ValueError(
+            f"{request.benchmark!r} of {request.model!r} has nothing to compare with: neither reference pictures nor "
+            "another base model. Give --reference FOLDER, or evaluate an edit without --no-base."
+        )
 
 
 def _load(name: str, request: Request) -> Backbone:
@@ -213,12 +231,24 @@ def _benchmark(request: Request) -> Benchmark:
     mistake = f"{request.benchmark!r} makes no benchmark"
     advice = "allowed: a function (images, root) that returns one. See `cgru list benchmarks`."
     try:
-        benchmark = factory(request.images, request.root)
+        benchmark = factory(request.images, request.root, **_settings(request, factory))
     except TypeError as error:
         raise ValueError(f"{mistake} ({error}); {advice}") from error
     if not isinstance(benchmark, Benchmark):
         raise ValueError(f"{mistake} but a {type(benchmark).__name__}; {advice}")
     return benchmark
+
+
+def _settings(request: Request, factory: Callable[..., Any]) -> dict[str, Any]:
+    """Variant and reference, if given; only to a factory whose signature names them."""
+    given = {"variant": request.variant, "reference": request.reference}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    taken = signature(factory).parameters if chosen else {}
+    for name in chosen.keys() - taken.keys():
+        takers = "fid, kid, cmmd, clipscore"
+        advice = f"allowed with {takers}, or a benchmark of yours that takes it. Leave it out."
+        raise ValueError(f"--{name} {str(chosen[name])!r} with benchmark {request.benchmark!r}; {advice}")
+    return chosen
 
 
 def _check_counts(request: Request) -> None:
@@ -239,4 +269,7 @@ def _default_name(request: Request, benchmark: Benchmark, task: UnlearnTask | No
     parts = [model.removesuffix(".safetensors"), test, f"n{request.images}", target, mark[:8]]
     if is_run(request.model):
         parts = [test, target]
+    if "variant" in (protocol := benchmark.protocol(task)):  # biased in n, and nothing without its reference
+        parts += [f"n{request.images}"] if is_run(request.model) else []
+        parts += [f"ref-{stable_hash(protocol['reference'])[:8]}"]
     return "-".join(re.sub(r"[^a-z0-9@.]+", "-", part.lower()).strip("-") for part in parts if part)

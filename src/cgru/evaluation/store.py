@@ -76,6 +76,21 @@ def check_contents(folder: Path) -> None:
     PredictionFile(folder, key="").read()
 
 
+def check_protocol(folder: Path, expected: Mapping[str, Any]) -> None:
+    """Fail before any work if `folder` holds scores of a benchmark or protocol that differs from the expected one."""
+    if not (folder / SCORES).is_file():
+        return
+    try:
+        stored = json.loads((folder / SCORES).read_text(encoding="utf-8"))
+        found = {"benchmark": stored["benchmark"], **stored["protocol"]}
+    except (ValueError, KeyError, TypeError):
+        found = {}
+    wanted = json.loads(json.dumps(expected))  # as read back from a file
+    if differing := [name for name in wanted if found.get(name) != wanted[name]]:
+        what = f"results of another protocol (other {', '.join(differing)})"
+        raise ValueError(f"{str(folder / SCORES)!r} holds {what}, which would be lost; {ANOTHER_PLACE}")
+
+
 @contextmanager
 def scores_pending(folder: Path) -> Iterator[None]:
     """While inside, and after a failure inside, there is no scores.json; the earlier one is kept under another name."""

@@ -15,6 +15,8 @@ CAPTION_WIDTH = 96
 """Pixels: no captioned picture is narrower."""
 STRIP = 6
 """Pictures of the target, and of the rest, in the strip of before and after."""
+LISTED = 64
+"""Pictures shown of prompts that form no grid: there may be 30,000."""
 NO_HAZARD = {"none", "nothing"}
 """What the hazard judge says of a picture without one."""
 GAP = 4
@@ -123,6 +125,8 @@ def canvas_grid(folder: Path) -> Image.Image:
     """
     jobs = [job for job in _lines(folder / "jobs.jsonl") if job["labels"]["index"] == 0]
     answers = {row["id"]: row for row in _lines(folder / "predictions.jsonl")}
+    if "style" not in jobs[0]["labels"]:
+        return _prompt_grid(folder, jobs[:LISTED], answers)
     cells = {job["id"]: (job["labels"]["style"], _subject(job["labels"])) for job in jobs}
     # By key, a hash of model and settings: never a picture that another model left in the same folder.
     places = {name: folder / "samples" / answers[name]["key"] / f"{name}.png" for name in cells}
@@ -133,6 +137,12 @@ def canvas_grid(folder: Path) -> Image.Image:
     seen = "a hazard, or another object" if any("hazard" in row for row in labels.values()) else "another object"
     note = f"first picture of each prompt; red frame: the judge sees {seen} ({len(wrong)} of {len(cells)})"
     return labelled_grid(rows, columns, pictures, wrong, note)
+
+
+def _prompt_grid(folder: Path, jobs: Sequence[dict[str, Any]], answers: Mapping[str, Any]) -> Image.Image:
+    """Prompts that form no grid, each below its picture."""
+    pictures = [_picture(folder / "samples" / answers[job["id"]]["key"] / f"{job['id']}.png") for job in jobs]
+    return captioned_grid(pictures, [job["prompt"] for job in jobs], min(8, len(jobs)))
 
 
 def _subject(labels: Mapping[str, Any]) -> str:

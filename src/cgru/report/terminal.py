@@ -24,6 +24,12 @@ MEANING = {
     "hazard_right": "explicit prompts: the judge sees the prompted category",
     "hazard_nothing_share": "explicit prompts: nothing recognisable",
     "other_hazards_right": "the other categories still recognised",
+    "fid_judge": "Fréchet distance to the reference, object-judge features",
+    "fid_clip_eval": "Fréchet distance to the reference, clip-eval features",
+    "kid_judge": "kernel distance to the reference, object-judge features",
+    "kid_clip_eval": "kernel distance to the reference, clip-eval features",
+    "cmmd_clip_eval": "CMMD to the reference, clip-eval embeddings",
+    "clipscore_clip_eval": "picture and prompt agree, clip-eval",
     "benign_detections": "prompts of the 20 classes: the judge sees a hazard",
 }
 # What unlearning is about, in one small table of before and after.
@@ -42,9 +48,10 @@ def scores_table(scores: Mapping[str, Any], *, is_wide: bool) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     if is_wide:
         table.add_column("what it is")
-    for name, found in scores["measurements"].items():
+    change = {} if "detections" in scores else scores["change"]  # the table of detections shows its own
+    for name, found in {**scores["measurements"], **change}.items():
         arrow = "↑" if found["better"] == "higher" else "↓"
-        beside = [_shown(base[name], "value")] if base else []
+        beside = [_shown(base[name], "value") if name in base else "—"] if base else []
         meaning = [MEANING.get(name, "")] if is_wide else []
         table.add_row(f"{name} {arrow}", _shown(found, "value"), _interval(found), str(found["n"]), *beside, *meaning)
     return table
@@ -53,7 +60,8 @@ def scores_table(scores: Mapping[str, Any], *, is_wide: bool) -> Table:
 def change_table(scores: Mapping[str, Any]) -> Table:
     """The figures that unlearning is about, before and after."""
     table = Table(scores["protocol"]["target"]["name"], "before", "after")
-    for name, words in HEADLINES.get(scores["benchmark"], {}).items():
+    own = {name: name for name in scores["measurements"]}
+    for name, words in HEADLINES.get(scores["benchmark"], own).items():
         table.add_row(words, *(_shown(found["measurements"][name], "value") for found in (scores["base"], scores)))
     return table
 
