@@ -39,6 +39,7 @@ REWARDS: Mapping[str, str] = {
 BENCHMARKS: Mapping[str, str] = {
     "canvas": "cgru.evaluation.canvas:load_benchmark",
     "hazard": "cgru.evaluation.hazard:load_benchmark",
+    "paraphrase": "cgru.evaluation.paraphrase:load_benchmark",
 }
 
 TABLES: Mapping[str, Mapping[str, str]] = {
