@@ -22,6 +22,7 @@ TIERS = {
     "cgru.runs": 0,
     "cgru.assets": 0,
     "cgru.prompts": 0,
+    "cgru.prompts.llava": 2,
     "cgru.seeds": 0,
     "cgru.mdp": 1,
     "cgru.rl": 3,
