@@ -23,6 +23,7 @@ TIERS = {
     "cgru.processes": 0,
     "cgru.assets": 0,
     "cgru.prompts": 0,
+    "cgru.prompts.llava": 2,
     "cgru.seeds": 0,
     "cgru.mdp": 1,
     "cgru.rl": 3,

@@ -44,6 +44,7 @@ BENCHMARKS: Mapping[str, str] = {
     "kid": "cgru.evaluation.quality:load_kid",
     "cmmd": "cgru.evaluation.quality:load_cmmd",
     "clipscore": "cgru.evaluation.quality:load_clipscore",
+    "paraphrase": "cgru.evaluation.paraphrase:load_benchmark",
 }
 
 TABLES: Mapping[str, Mapping[str, str]] = {

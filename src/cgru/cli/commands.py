@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgru import catalog
-from cgru.cli.options import Curves, Doctor, Evaluate, Export, Generate, ListNames, Resume, Unlearn
+from cgru.cli.options import Caption, Curves, Doctor, Evaluate, Export, Generate, ListNames, Resume, Split, Unlearn
+from cgru.cli.prompting import prepare_caption, prepare_split
 from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
 from cgru.cli.training import prepare_curves, prepare_export, prepare_resume, prepare_unlearn
 from cgru.evaluation import assets
@@ -263,6 +264,8 @@ PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
     Export: prepare_export,
     Generate: prepare_generate,
     Evaluate: prepare_evaluate,
+    Caption: prepare_caption,
+    Split: prepare_split,
     ListNames: prepare_list,
     Doctor: prepare_doctor,
 }

@@ -49,6 +49,7 @@ OWN = "(default: {}; emoji-canvas: its own)"
 BATCH = "(default: 16, on a GPU 64)"
 MODEL = "(default: the preset's; without one, emoji-canvas)"
 PRESET = "(default: demo on emoji-canvas, else paper-object)"
+LLAVA = "llava-hf/llava-1.5-7b-hf"
 Count = Annotated[int, read_as(int, "N")]
 Steps = Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=OWN.format(50))]
 Guidance = Annotated[float | None, read_as(float, "X"), arg(help_behavior_hint=OWN.format(7.5))]
@@ -96,7 +97,7 @@ class Evaluate:
     images: Count = 4
     """Pictures per prompt; a target gets at least 80 in all."""
     target: Text = None
-    """What is meant to be forgotten. canvas: a class or style, adds UA, IRA, CRA; hazard: all hazards or a category."""
+    """What is meant to be forgotten: a class; for canvas also a style, for hazard all hazards or a category."""
     variant: Text = None
     """fid, kid, cmmd, clipscore: whose features, such as judge, clip-eval or inception-clean (docs/evaluation.md)."""
     reference: Annotated[Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="")] = None
@@ -203,6 +204,53 @@ class Doctor:
     """Print one JSON document and nothing else."""
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """Make prompts; `parse` hands its words on to the commands below."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """Pictures into prompts."""
+
+    folder: Annotated[Positional[Path], read_as(Path, "FOLDER")]
+    """Pictures, in a folder per class or not."""
+    out: Annotated[Path, read_as(Path, "FILE.jsonl")]
+    """One line a picture; the same file again captions only what is new."""
+    model: Annotated[str | None, read_as(str, "MODEL"), arg(help_behavior_hint=f"(default: {LLAVA})")] = None
+    """A LLaVA-1.5: a hub id or a folder."""
+    instruction: Annotated[str | None, read_as(str, "TEXT"), arg(help_behavior_hint="(default: the paper's)")] = None
+    """What LLaVA is asked about each picture."""
+    tokens: Count = 64
+    """Length of a caption at most, in LLaVA's tokens."""
+    batch_size: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint="(default: 8)")] = None
+    """Pictures captioned at once."""
+    device: Device = "auto"
+    """Where to compute: auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
+    dtype: Dtype = "bf16"
+    """Precision of the model: the 7B one takes 14 GB in bf16 or fp16, 28 GB in fp32."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Prompts into disjoint sets."""
+
+    file: Annotated[Positional[Path], read_as(Path, "FILE.jsonl")]
+    """What `cgru prompts caption` wrote."""
+    out: Annotated[Path, read_as(Path, "FOLDER")]
+    """New folder for critic.jsonl, policy.jsonl, rest.jsonl and manifest.json."""
+    seed: Count = 0
+    """Another seed, another split."""
+    critic: Count = 10
+    """Percent for the critic."""
+    policy: Count = 20
+    """Percent for the policy."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
 DESCRIPTION = f"""cgru {__version__}: remove a concept from a text-to-image diffusion model, and prove what was done.
 The embedded model Emoji Canvas needs no download.
 
@@ -249,6 +297,25 @@ EXPORT = """Save the whole model without the concept, in the diffusers layout: n
 Examples:
   cgru export runs/dogs-cgru-s0-3f9a1c2e no-dogs
   cgru generate "a dog" --model no-dogs"""
+PROMPTS = """Make prompts from pictures: `caption` writes them with LLaVA-1.5, `split` deals them out.
+
+Examples:
+  cgru prompts caption pictures --out captions.jsonl --device cuda
+  cgru prompts split captions.jsonl --out splits --seed 0
+
+`cgru prompts caption --help` and `cgru prompts split --help` explain them."""
+CAPTION = """Write a prompt for each picture with LLaVA-1.5. Pictures are named by the hash of their bytes.
+
+Unreadable ones are counted and left out, and so are captions that may speak of minors.
+
+Examples:
+  cgru prompts caption pictures --out captions.jsonl --device cuda
+  cgru prompts caption pictures --out plain.jsonl --instruction "Describe this image in one sentence." --dtype fp16"""
+SPLIT = """Deal captions out, seeded and class by class, into disjoint sets: 10 % critic, 20 % policy (the paper), rest.
+
+Examples:
+  cgru prompts split captions.jsonl --out splits
+  cgru prompts split captions.jsonl --out other --seed 1 --critic 20 --policy 40"""
 LIST = """List what can be named: models, classes, styles, hazards, everyday, benchmarks, methods, rewards, presets.
 
 Examples:
@@ -260,16 +327,20 @@ Examples:
   cgru doctor
   cgru doctor --json"""
 
-COMMANDS: dict[str, tuple[type, str]] = {
+Commands = dict[str, tuple[type, str]]
+"""Name -> options and help text."""
+COMMANDS: Commands = {
     "unlearn": (Unlearn, UNLEARN),
     "resume": (Resume, RESUME),
     "curves": (Curves, CURVES),
     "export": (Export, EXPORT),
     "generate": (Generate, GENERATE),
     "evaluate": (Evaluate, EVALUATE),
+    "prompts": (Prompts, PROMPTS),
     "list": (ListNames, LIST),
     "doctor": (Doctor, DOCTOR),
 }
+PROMPT_COMMANDS: Commands = {"caption": (Caption, CAPTION), "split": (Split, SPLIT)}
 
 
 def parse(arguments: Sequence[str]) -> Any:  # noqa: ANN401 - one of the option classes
@@ -277,16 +348,22 @@ def parse(arguments: Sequence[str]) -> Any:  # noqa: ANN401 - one of the option 
     if arguments and arguments[0] == "--version":
         print(f"cgru {__version__}")
         raise SystemExit(0)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        raise ValueError(catalog.unknown("command", arguments[0], COMMANDS, "See `cgru --help`."))
+    if arguments[:1] == ["prompts"]:
+        return _parsed(arguments[1:], PROMPT_COMMANDS, "cgru prompts", PROMPTS)
+    return _parsed(gathered(arguments), COMMANDS, "cgru", DESCRIPTION)
+
+
+def _parsed(words: Sequence[str], commands: Commands, program: str, description: str) -> Any:  # noqa: ANN401
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        raise ValueError(catalog.unknown("command", words[0], commands, f"See `{program} --help`."))
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
             return tyro.cli(
-                command_types(is_brief=arguments[:1] not in [[name] for name in COMMANDS]),
-                prog="cgru",
-                description=DESCRIPTION,
-                args=gathered(arguments) or ["--help"],
+                command_types(commands, is_brief=not words or words[0] not in commands),
+                prog=program,
+                description=description,
+                args=list(words) or ["--help"],
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
     except SystemExit as stop:
@@ -308,11 +385,11 @@ def gathered(arguments: Sequence[str]) -> list[str]:
     return rest + [word for word, found in zip(words, is_setting, strict=True) if found]
 
 
-def command_types(*, is_brief: bool) -> Any:  # noqa: ANN401 - a union made at run time
+def command_types(commands: Commands, *, is_brief: bool) -> Any:  # noqa: ANN401 - a union made at run time
     """The union tyro parses into; examples are left out (brief) where all commands are listed together."""
     described = (
         Annotated[options, subcommand(name, description=text.split("\n")[0] if is_brief else text)]
-        for name, (options, text) in COMMANDS.items()
+        for name, (options, text) in commands.items()
     )
     return functools.reduce(operator.or_, described)
 

@@ -21,6 +21,7 @@ from cgru.backbones.base import Backbone
 from cgru.config import RunConfig
 from cgru.evaluation.canvas import TEMPLATE
 from cgru.evaluation.hazard import explicit_prompts
+from cgru.evaluation.wordings import paraphrases
 from cgru.pipeline.detector import build_detector, describe_watch
 from cgru.pipeline.reward import build_reward, rewarded_prompts
 from cgru.prompts import Counts, Prompt, PromptSets, generated_prompts, prompts_from_file, template_prompts
@@ -125,7 +126,7 @@ def resolve_prompts(config: RunConfig) -> tuple[Concept | None, PromptSets]:
         )
     lexicon = load_lexicon()
     grid = [TEMPLATE.format(**{"class": c, "style": s}) for c in lexicon.classes for s in lexicon.styles]
-    grid += explicit_prompts(lexicon)
+    grid += [*explicit_prompts(lexicon), *paraphrases(lexicon)]
     forbidden = [*grid, *(f"{prompt}." for prompt in grid)]
     sets = generated_prompts(concept, lexicon, counts=counts, seed=chosen.split_seed, forbidden=forbidden, own=own)
     return concept, sets

@@ -119,15 +119,15 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def canvas_grid(folder: Path) -> Image.Image:
-    """An evaluation folder at a glance, styles × classes (and words for hazards): the first picture of each prompt.
+    """An evaluation folder at a glance, styles or wordings × classes (or words): the first picture of each prompt.
 
     Framed red where the judge sees another object or, on a prompt for a hazard, a hazard.
     """
     jobs = [job for job in _lines(folder / "jobs.jsonl") if job["labels"]["index"] == 0]
     answers = {row["id"]: row for row in _lines(folder / "predictions.jsonl")}
-    if "style" not in jobs[0]["labels"]:
+    if not jobs[0]["labels"].keys() & {"style", "wording"}:
         return _prompt_grid(folder, jobs[:LISTED], answers)
-    cells = {job["id"]: (job["labels"]["style"], _subject(job["labels"])) for job in jobs}
+    cells = {job["id"]: (_manner(job["labels"]), _subject(job["labels"])) for job in jobs}
     # By key, a hash of model and settings: never a picture that another model left in the same folder.
     places = {name: folder / "samples" / answers[name]["key"] / f"{name}.png" for name in cells}
     pictures = {cell: _picture(places[name]) for name, cell in cells.items()}
@@ -150,6 +150,11 @@ def _subject(labels: Mapping[str, Any]) -> str:
     return str(labels["word"] if "hazard" in labels else labels["class"])
 
 
+def _manner(labels: Mapping[str, Any]) -> str:
+    """How the prompt names it: in a style, or in a wording of its own."""
+    return str(labels.get("style") or labels["wording"])
+
+
 def _is_misjudged(labels: Mapping[str, Any], judged: Mapping[str, str]) -> bool:
     if "hazard" in labels:
         return judged["hazard"] not in NO_HAZARD
@@ -164,7 +169,7 @@ def before_after(folder: Path) -> Image.Image:
     target = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["protocol"]["target"]
     choose = _hazard_strip if target["kind"] == "hazard" else _strip_jobs
     shown = choose(_lines(folder / "jobs.jsonl"), target)
-    columns = {job["id"]: f"{_subject(job['labels'])}, {job['labels']['style']}" for job in shown}
+    columns = {job["id"]: f"{_subject(job['labels'])}, {_manner(job['labels'])}" for job in shown}
     pictures, wrong = {}, set()
     for row, place in (("before", folder / "base"), ("after", folder)):
         answers = {answer["id"]: answer for answer in _lines(place / "predictions.jsonl")}
@@ -198,9 +203,9 @@ def _hazard_strip(jobs: Sequence[dict[str, Any]], target: Mapping[str, Any]) -> 
 def _strip_jobs(jobs: Sequence[dict[str, Any]], target: Mapping[str, Any]) -> list[dict[str, Any]]:
     """First pictures: of the target across the other kind's labels, and as many of other labels, each another one."""
     name, kind = target["name"], target["kind"]
-    across = {"class": "style", "style": "class"}[kind]
     first = [job for job in jobs if job["labels"]["index"] == 0]
-    gone = [job for job in first if job["labels"][kind] == name][:STRIP]
+    across = "class" if kind == "style" else "style" if "style" in first[0]["labels"] else "wording"
+    gone = [job for job in first if job["labels"][kind] == name]
     kept = dict.fromkeys(job["labels"][kind] for job in first if job["labels"][kind] != name)
     spread = list(dict.fromkeys(job["labels"][across] for job in first))
     # Another style for each class (or class for each style), so that the strip shows both kinds.
@@ -208,7 +213,7 @@ def _strip_jobs(jobs: Sequence[dict[str, Any]], target: Mapping[str, Any]) -> li
         next(j for j in first if (j["labels"][kind], j["labels"][across]) == (label, spread[k % len(spread)]))
         for k, label in enumerate(kept)
     ]
-    return gone + chosen[:: max(1, len(chosen) // STRIP)][:STRIP]
+    return [job for part in (gone, chosen) for job in part[:: max(1, len(part) // STRIP)][:STRIP]]
 
 
 def _enlarged(picture: Image.Image) -> Image.Image:

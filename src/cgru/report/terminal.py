@@ -31,11 +31,17 @@ MEANING = {
     "cmmd_clip_eval": "CMMD to the reference, clip-eval embeddings",
     "clipscore_clip_eval": "picture and prompt agree, clip-eval",
     "benign_detections": "prompts of the 20 classes: the judge sees a hazard",
+    "paraphrase_accuracy": "other wordings: the judge sees the class",
+    "paraphrase_ua": "other wordings: target no longer recognised",
+    "paraphrase_ua_soft": "1 - probability of the target",
+    "paraphrase_ira": "other wordings of the other classes still recognised",
+    "paraphrase_nothing_share": "nothing recognisable",
 }
 # What unlearning is about, in one small table of before and after.
 HEADLINES = {
     "canvas": {"ua": "UA, forgotten", "ira": "IRA, others kept"},
     "hazard": {"hazard_detections": "hazards detected", "object_accuracy": "objects kept"},
+    "paraphrase": {"paraphrase_ua": "forgotten in other words", "paraphrase_ira": "others kept in other words"},
 }
 
 

@@ -35,12 +35,12 @@ def origin_of(source: str | Path) -> Path | str:
     raise FileNotFoundError(f"no network {str(source)!r}; allowed: {ALLOWED}. Check the spelling.")
 
 
-def load_network(kind: Any, origin: Path | str) -> Any:  # noqa: ANN401 - untyped library
-    """Load a transformers class, frozen, in eval mode and float32, on the CPU."""
+def load_network(kind: Any, origin: Path | str, dtype: torch.dtype = torch.float32) -> Any:  # noqa: ANN401 - untyped
+    """Load a transformers class, frozen and in eval mode, on the CPU."""
     with reading(origin), _no_report(), no_progress_bars() if isinstance(origin, Path) else nullcontext():
         # With wrong shapes ignored they are listed, as missing tensors are; both are errors below.
         network, found = kind.from_pretrained(
-            origin, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            origin, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     names = network.state_dict().keys()  # without buffers that are computed: no file needs them
     broken = sorted(names & set(found["missing_keys"])) + sorted(name for name, *_ in found["mismatched_keys"])
