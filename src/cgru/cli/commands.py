@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgru import catalog
-from cgru.cli.options import Doctor, Evaluate, Export, Generate, ListNames, Resume, Unlearn
+from cgru.cli.options import Doctor, Evaluate, Export, Generate, ListNames, Report, Resume, Unlearn
+from cgru.cli.reporting import prepare_report
 from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
 from cgru.cli.training import prepare_export, prepare_resume, prepare_unlearn
 from cgru.evaluation import assets
@@ -260,6 +261,7 @@ PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
     Export: prepare_export,
     Generate: prepare_generate,
     Evaluate: prepare_evaluate,
+    Report: prepare_report,
     ListNames: prepare_list,
     Doctor: prepare_doctor,
 }

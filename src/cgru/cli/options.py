@@ -49,6 +49,7 @@ OWN = "(default: {}; emoji-canvas: its own)"
 BATCH = "(default: 16, on a GPU 64)"
 MODEL = "(default: the preset's; without one, emoji-canvas)"
 PRESET = "(default: demo on emoji-canvas, else paper-object)"
+PAGE = "(default: RUN/report.html; of several: runs/report.html)"
 Count = Annotated[int, read_as(int, "N")]
 Steps = Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=OWN.format(50))]
 Guidance = Annotated[float | None, read_as(float, "X"), arg(help_behavior_hint=OWN.format(7.5))]
@@ -170,6 +171,18 @@ class Export:
 
 
 @dataclass(frozen=True)
+class Report:
+    """Write a page about one run or several."""
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="")]
+    """Run folders, finished or not; several are compared."""
+    out: Annotated[Path | None, read_as(Path, "FILE.html"), arg(help_behavior_hint=PAGE)] = None
+    """Where the page goes."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
 class ListNames:
     """List names."""
 
@@ -227,6 +240,11 @@ EXPORT = """Save the whole model without the concept, in the diffusers layout: n
 Examples:
   cgru export runs/dogs-cgru-s0-3f9a1c2e no-dogs
   cgru generate "a dog" --model no-dogs"""
+REPORT = """Write one self-contained page: what was forgotten and kept, how sure; pictures, tables, curves, commands.
+
+Examples:
+  cgru report runs/dogs-cgru-s0-3f9a1c2e
+  cgru report runs/dogs-cgru-s0-3f9a1c2e runs/dogs-ddpo-s0-91ab04cd --out comparison.html"""
 LIST = """List what can be named: models, classes, styles, hazards, everyday, benchmarks, methods, rewards, presets.
 
 Examples:
@@ -244,6 +262,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "export": (Export, EXPORT),
     "generate": (Generate, GENERATE),
     "evaluate": (Evaluate, EVALUATE),
+    "report": (Report, REPORT),
     "list": (ListNames, LIST),
     "doctor": (Doctor, DOCTOR),
 }
