@@ -85,11 +85,11 @@ def ratio_steps(records: Records) -> str | None:
     return _steps(records, "ratio/std/t", "Spread of the ratios by step", short)
 
 
-def variances(records: Records) -> str | None:
-    """Variance of the policy gradient for three baselines."""
+def variances(records: Records, suffix: str = "") -> str | None:
+    """Variance of the policy gradient for three baselines; `suffix` names the form that was logged."""
     names = {"critic": "r − V", "mean": "r − mean", "ddpo": "DDPO"}
     lines = [
-        Series(label, colour, points(records, f"variance/{name}"))
+        Series(label, colour, points(records, f"variance/{name}{suffix}"))
         for (name, label), colour in zip(names.items(), COLOURS, strict=False)
     ]
     return _lines(lines, "iterations", short, "Variance of the gradient over training")

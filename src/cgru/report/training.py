@@ -32,6 +32,7 @@ def stability(record: Record, anchor: str) -> Html:
         "Ratios far from 1 mean that an update left the data it was computed from; less variance means steadier steps."
     )
     over_time, by_step, spread = ratios(record.metrics), ratio_steps(record.metrics), variances(record.metrics)
+    relative = variances(record.metrics, "_raw_normalised")
     parts = [
         _drawn(
             "Importance ratios: their mean, and the largest distance from 1", over_time, "This run logged no ratios."
@@ -41,6 +42,9 @@ def stability(record: Record, anchor: str) -> Html:
         ),
         _drawn("Variance of the gradient, by baseline", spread, _no_variance(record)),
     ]
+    if relative:
+        words = "DDPO's advantages have another scale, so compare baselines here, not above."
+        parts += [_drawn("The same over the squared norm of the mean gradient", relative, ""), note(words)]
     return section(title, lead, *parts, anchor=anchor)
 
 
