@@ -178,5 +178,5 @@ def _beats(one: Spot, other: Spot) -> bool:
 
 def _drawing(parts: Sequence[str], height: float, title: str) -> str:
     attributes = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH} {height:g}", "role": "img"}
-    attributes |= {"width": str(WIDTH), "height": f"{height:g}"}
+    # No width of its own: a narrow picture then takes its rules for narrow screens, with larger letters.
     return element("svg", attributes, "\n".join([f"<title>{escape(title)}</title>", style(), *parts])) + "\n"

@@ -15,7 +15,7 @@ def curves(record: Record, anchor: str) -> Html:
     if not record.metrics:
         return section(title, lead, hole("No iteration was logged, so there are no curves."), anchor=anchor)
     try:
-        drawing = run_curves(record.run)
+        drawing = run_curves(record.run).replace(' width="900"', "", 1)  # as wide as the page lets it
     except (ValueError, OSError, KeyError, TypeError) as error:
         return section(title, lead, hole(f"The curves cannot be drawn: {error}"), anchor=anchor)
     parts: list[Content] = [tag("div", figure(drawing, f"Curves of {record.run.path.name}"), class_="chart")]
