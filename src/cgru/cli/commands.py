@@ -10,8 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgru import catalog
-from cgru.cli.options import Caption, Curves, Doctor, Evaluate, Export, Generate, ListNames, Resume, Split, Unlearn
+from cgru.cli.options import (
+    Caption,
+    Curves,
+    Doctor,
+    Evaluate,
+    Export,
+    Generate,
+    ListNames,
+    Report,
+    Resume,
+    Split,
+    Unlearn,
+)
 from cgru.cli.prompting import prepare_caption, prepare_split
+from cgru.cli.reporting import prepare_report
 from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
 from cgru.cli.training import prepare_curves, prepare_export, prepare_resume, prepare_unlearn
 from cgru.evaluation import assets
@@ -266,6 +279,7 @@ PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
     Evaluate: prepare_evaluate,
     Caption: prepare_caption,
     Split: prepare_split,
+    Report: prepare_report,
     ListNames: prepare_list,
     Doctor: prepare_doctor,
 }

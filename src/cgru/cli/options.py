@@ -50,6 +50,7 @@ BATCH = "(default: 16, on a GPU 64)"
 MODEL = "(default: the preset's; without one, emoji-canvas)"
 PRESET = "(default: demo on emoji-canvas, else paper-object)"
 LLAVA = "llava-hf/llava-1.5-7b-hf"
+PAGE = "(default: RUN/report.html; of several: runs/report.html)"
 Count = Annotated[int, read_as(int, "N")]
 Steps = Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=OWN.format(50))]
 Guidance = Annotated[float | None, read_as(float, "X"), arg(help_behavior_hint=OWN.format(7.5))]
@@ -187,6 +188,18 @@ class Export:
 
 
 @dataclass(frozen=True)
+class Report:
+    """Write a page about one run or several."""
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="")]
+    """Run folders, finished or not; several are compared."""
+    out: Annotated[Path | None, read_as(Path, "FILE.html"), arg(help_behavior_hint=PAGE)] = None
+    """Where the page goes."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
 class ListNames:
     """List names."""
 
@@ -316,6 +329,11 @@ SPLIT = """Deal captions out, seeded and class by class, into disjoint sets: 10 
 Examples:
   cgru prompts split captions.jsonl --out splits
   cgru prompts split captions.jsonl --out other --seed 1 --critic 20 --policy 40"""
+REPORT = """Write one self-contained page: what was forgotten and kept, how sure; pictures, tables, curves, commands.
+
+Examples:
+  cgru report runs/dogs-cgru-s0-3f9a1c2e
+  cgru report runs/dogs-cgru-s0-3f9a1c2e runs/dogs-ddpo-s0-91ab04cd --out comparison.html"""
 LIST = """List what can be named: models, classes, styles, hazards, everyday, benchmarks, methods, rewards, presets.
 
 Examples:
@@ -337,6 +355,7 @@ COMMANDS: Commands = {
     "generate": (Generate, GENERATE),
     "evaluate": (Evaluate, EVALUATE),
     "prompts": (Prompts, PROMPTS),
+    "report": (Report, REPORT),
     "list": (ListNames, LIST),
     "doctor": (Doctor, DOCTOR),
 }

@@ -1,0 +1,55 @@
+"""`cgru report`: read the runs first, then write one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cgru.cli.options import Report
+from cgru.cli.terminal import show
+
+Work = Callable[[], int]
+MOST = 24
+"""Runs on one page."""
+
+
+def prepare_report(options: Report, root: Path) -> Work:
+    """Read every run and build the page: whatever is wrong is said before a file is written."""
+    from cgru.report.page import REPORT, build
+    from cgru.report.records import read_record
+    from cgru.runs import atomic_write
+
+    _check_runs(options)
+    out = _place(options, REPORT)
+    records = [read_record(path) for path in options.runs]
+    page = build(records)
+    holes = {str(record.run.path): list(record.holes) for record in records}
+
+    def work() -> int:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(out, page)
+        found = {"report": str(out), "bytes": len(page.encode()), "holes": holes}
+        told = [f"missing, {path}: {words}" for path, sentences in holes.items() for words in sentences]
+        return show(found, options.json, lambda console: console.print("\n".join([*told, str(out)]), soft_wrap=True))
+
+    return work
+
+
+def _check_runs(options: Report) -> None:
+    count = len(options.runs)
+    if not 1 <= count <= MOST:
+        raise ValueError(f"{count} runs; allowed: 1 to {MOST}. Try: cgru report runs/dogs-cgru-s0-3f9a1c2e")
+    resolved = [Path(path).resolve() for path in options.runs]
+    twice = next((path for path in resolved if resolved.count(path) > 1), None)
+    if twice:
+        raise ValueError(f"the run {str(twice)!r} is given twice; allowed: each run once. Leave one out.")
+
+
+def _place(options: Report, name: str) -> Path:
+    if options.out is None:
+        return Path(options.runs[0]) / name if len(options.runs) == 1 else Path("runs") / name
+    if options.out.is_dir():
+        raise ValueError(f"--out {str(options.out)!r} is a folder; allowed: a file. Give FILE.html in it.")
+    if options.out.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--out {str(options.out)!r}; allowed: a FILE.html. Give that ending.")
+    return options.out

@@ -1,0 +1,164 @@
+"""The report: one HTML file that opens from disk, of one run or of several; nothing is loaded from anywhere else.
+
+    page = build([read_record("runs/dogs-cgru-s0-3f9a1c2e")])
+
+Pictures give way when the page would grow over its limit; numbers never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from cgru.report import compare, pictures, repeat, tables, training
+from cgru.report.html import NONE, Content, Html, hole, joined, section, tag
+from cgru.report.records import Record
+from cgru.report.svg import PALETTE
+
+LIMIT = 8_000_000
+"""Bytes of a page."""
+PAIRS = (16, 8, 4, 0)
+"""Pictures before and after that are tried, of the concept and of the rest each: the first that fits."""
+PARTS = {
+    "pictures": "Before and after",
+    "progress": "During training",
+    "classes": "Each class",
+    "confusion": "Mix-ups",
+    "plane": "Trade-off",
+    "curves": "Reward",
+    "stability": "Stability",
+    "critic": "Critic",
+    "measurements": "All measurements",
+    "protocol": "How to repeat this",
+}
+"""Anchor -> words of the contents."""
+LETTERS = [chr(ord("A") + i) for i in range(26)]
+"""Runs of a comparison; the command line takes no more."""
+REPORT = "report.html"
+"""The file in a run folder."""
+
+
+def build(records: Sequence[Record], limit: int = LIMIT) -> str:
+    """The page of one run, or a comparison of several, of at most `limit` bytes."""
+    for count in PAIRS:
+        page = _page(records, count)
+        if len(page.encode()) <= limit:
+            return page
+    raise ValueError(
+        f"the page of {len(records)} runs is over {limit / 1e6:g} MB without a picture before and after; allowed: "
+        "fewer runs at once. Report them in parts."
+    )
+
+
+def _named(records: Sequence[Record]) -> list[compare.Named]:
+    letters = ["this run"] if len(records) == 1 else LETTERS[: len(records)]
+    return [
+        compare.Named(letter, record.run.path.resolve().name, f"r{i}", record)
+        for i, (letter, record) in enumerate(zip(letters, records, strict=True))
+    ]
+
+
+def _page(records: Sequence[Record], count: int) -> str:
+    named = _named(records)
+    is_single = len(records) == 1
+    title = f"Unlearning {records[0].concept}" if is_single else f"Unlearning: {len(records)} runs compared"
+    parts: list[Content] = [_contents(named)] if is_single else [_contents(named), compare.comparison(named)]
+    parts += [_run(run, count, is_single=is_single) for run in named]
+    footer = tag("footer", "Made by cgru report from the files of the run alone; it loads nothing else.")
+    head = joined(
+        [
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", title),
+            Html(f"<style>{_colours()}{_asset('page.css')}</style>"),
+        ]
+    )
+    header = tag("header", tag("p", "Unlearning report", class_="kicker"), tag("h1", title), *_subtitle(records))
+    body = tag("main", header, *parts, footer)
+    script = Html(f"<script>{_asset('page.js')}</script>")
+    return "<!doctype html>\n" + tag("html", tag("head", head), tag("body", body, script), lang="en").text + "\n"
+
+
+def _subtitle(records: Sequence[Record]) -> list[Html]:
+    if len(records) > 1:
+        concepts = ", ".join(dict.fromkeys(record.concept for record in records))
+        return [tag("p", f"To be forgotten: {concepts}.", class_="sub")]
+    return [tag("p", _about(records[0]), class_="sub")]
+
+
+def _about(record: Record) -> str:
+    config = record.run.config
+    preset = f", preset {config.preset}" if config.preset else ""
+    made = f"{record.iterations} of {config.policy.iterations} iterations"
+    return f"{config.model}, method {config.method}{preset}, seed {config.seed}, {made}."
+
+
+def _contents(named: Sequence[compare.Named]) -> Html:
+    """Links to the runs; of a single one, to its parts."""
+    if len(named) == 1:
+        links = {f"{named[0].anchor}-{part}": words for part, words in PARTS.items()}
+    else:
+        links = {"comparison": "Comparison", **{run.anchor: f"{run.letter} {run.name}" for run in named}}
+    return tag("nav", *(tag("a", words, href=f"#{anchor}") for anchor, words in links.items()), aria_label="Contents")
+
+
+def _run(run: compare.Named, count: int, *, is_single: bool) -> Html:
+    record, prefix = run.record, run.anchor
+    heading: list[Content] = []
+    if not is_single:
+        about = f"To be forgotten: {record.concept}. {_about(record)}"
+        heading = [tag("h2", f"{run.letter}  {run.name}", id=run.anchor), tag("p", about, class_="sub")]
+    parts: list[Content] = [
+        _guarded(tables.headline, record, f"{prefix}-headline"),
+        _holes(record),
+        _guarded(partial(pictures.before_after, limit=count), record, f"{prefix}-pictures"),
+        _guarded(pictures.progression, record, f"{prefix}-progress"),
+        _guarded(tables.per_class, record, f"{prefix}-classes"),
+        _guarded(tables.confusions, record, f"{prefix}-confusion"),
+        _plane(run, f"{prefix}-plane") if is_single else None,
+    ]
+    rest = (training.curves, training.stability, training.critic, tables.measurements, repeat.protocol)
+    parts += [_guarded(part, record, f"{prefix}-{part.__name__}") for part in rest]
+    return tag("article", *heading, *parts, class_="run")
+
+
+def _guarded(part: Callable[[Record, str], Html], record: Record, anchor: str) -> Html:
+    """A part of the page; where a file is not shaped as this version writes it, the hole that says so."""
+    try:
+        return part(record, anchor)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        name = anchor.rpartition("-")[2]
+        return hole(
+            f"The part '{name}' cannot be read from the files of {record.run.path} ({type(error).__name__}: {error})."
+        )
+
+
+def _holes(record: Record) -> Html:
+    """Everything that is missing, in one place at the top; the sections say it again where it would stand."""
+    if not record.holes:
+        return NONE
+    return tag("div", *(hole(words) for words in record.holes), class_="holes")
+
+
+def _plane(run: compare.Named, anchor: str) -> Html:
+    title, lead = (
+        "Forgetting against keeping",
+        "Forgetting is easy if everything else may break; this shows both at once.",
+    )
+    groups = compare.families([run])
+    if not groups:
+        return section(title, lead, hole("Not evaluated on this run's concept."), anchor=anchor)
+    drawn = [joined([tag("h4", group[0].evaluation.name), compare.own_plane(group)]) for group in groups]
+    return section(title, lead, *drawn, anchor=anchor)
+
+
+def _colours() -> str:
+    """The drawings' palette as variables of the page, light and dark."""
+    light, dark = ("".join(f"--{name}:{shades[i]};" for name, shades in PALETTE.items()) for i in range(2))
+    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def _asset(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

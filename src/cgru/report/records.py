@@ -1,0 +1,230 @@
+"""What a run folder and its evaluations say, read into plain records; whatever is missing becomes a hole with a reason.
+
+A hole is one sentence for people. Nothing is guessed in its place: a file that is damaged, of another edit or not there
+leaves no number on the page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cgru.presets import is_hazard
+from cgru.runs import METRICS, Run, Scalar, read_metrics
+
+EDIT = Path("edit") / "pytorch_lora_weights.safetensors"
+SAME_NOT_NEEDED = ("model", "target", "target_images")
+"""Keys of a protocol in which two comparable evaluations may differ: the subject and what it is to forget."""
+HEADLINES = {"canvas": ("ua", "ira"), "hazard": ("hazard_detections", "object_accuracy")}
+"""Benchmark -> what is forgotten, what is kept."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A scores.json that is whole, in its folder."""
+
+    folder: Path
+    scores: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Benchmark and version, as canvas@2."""
+        return f"{self.scores['benchmark']}@{self.scores['version']}"
+
+    @property
+    def protocol(self) -> Mapping[str, Any]:
+        """Everything that must be equal to compare."""
+        return self.scores["protocol"]
+
+    @property
+    def target(self) -> str | None:
+        """What was meant to be forgotten; None: no target was named."""
+        target = self.protocol.get("target")
+        return target["name"] if target else None
+
+    @property
+    def kind(self) -> str | None:
+        """Kind of the target: class, style or hazard."""
+        target = self.protocol.get("target")
+        return target["kind"] if target else None
+
+    @property
+    def base(self) -> Mapping[str, Any] | None:
+        """The base model's part; None: it was not scored."""
+        return self.scores.get("base") or None
+
+    @property
+    def headline(self) -> tuple[str, str] | None:
+        """The measurements of what is forgotten and what is kept; None without a target."""
+        names = HEADLINES.get(self.scores["benchmark"])
+        found = self.scores["measurements"]
+        is_whole = names is not None and all(found.get(name, {}).get("value") is not None for name in names)
+        return names if is_whole and self.target else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run as the page tells it."""
+
+    run: Run
+    manifest: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Scalar]]
+    fit: Mapping[str, Any] | None
+    """done.json of 2-critic: errors of V on held-out trajectories, by step."""
+    evaluations: tuple[Evaluation, ...]
+    """Those of this run's edit, whole; the one of the run's concept first."""
+    holes: tuple[str, ...]
+    """What is missing or left out of the page."""
+
+    @property
+    def concept(self) -> str:
+        """What the run was to forget."""
+        return self.run.config.concept
+
+    @property
+    def iterations(self) -> int:
+        """Policy iterations that were logged."""
+        return len(self.metrics)
+
+    @property
+    def main(self) -> Evaluation | None:
+        """The evaluation of the run's own concept."""
+        fitting = [found for found in self.evaluations if is_same(found.target, self.concept) and found.headline]
+        return fitting[0] if fitting else None
+
+
+def read_record(path: str | Path) -> Record:
+    """Read a run folder; only a path that is no run, or one whose config was changed, is an error."""
+    run = Run.open(path)
+    metrics, no_metrics = _metrics(run)
+    fit, no_fit = _fit(run)
+    evaluations, no_scores = _evaluations(run)
+    holes = [*_state(run, len(metrics)), *no_metrics, *no_fit, *no_scores]
+    record = Record(run, run.manifest, metrics, fit, tuple(sorted(evaluations, key=partial(_order, run))), tuple(holes))
+    return record if record.main else replace(record, holes=(_unknown(run), *holes))
+
+
+def _unknown(run: Run) -> str:
+    concept = run.config.concept
+    benchmark = ["--benchmark", "hazard"] if is_hazard(concept) else []
+    command = shlex.join(["cgru", "evaluate", str(run.path), *benchmark, "--target", concept])
+    return f"Not evaluated on {concept}: what was forgotten and kept is not known. Run: {command}"
+
+
+def _order(run: Run, found: Evaluation) -> tuple[bool, str, int]:
+    """The run's own concept first, newest version of a benchmark first."""
+    return not is_same(found.target, run.config.concept), found.scores["benchmark"], -found.scores["version"]
+
+
+def is_same(target: str | None, concept: str) -> bool:
+    """Whether a benchmark's target is the run's concept; a run may spell it in another case."""
+    return target is not None and target.casefold() == concept.casefold()
+
+
+def pictures_a_prompt(evaluation: Evaluation) -> str:
+    """How much was drawn, in words."""
+    count = evaluation.protocol.get("images", "?")
+    return f"{count} picture{'' if count == 1 else 's'} a prompt"
+
+
+def comparable(protocol: Mapping[str, Any]) -> str:
+    """Equal for two evaluations whose numbers may stand in one ranking or mean."""
+    return json.dumps(_compared(protocol), sort_keys=True)
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys in which two protocols differ and should not."""
+    a, b = _compared(one), _compared(other)
+    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+
+
+def _compared(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in protocol.items() if key not in SAME_NOT_NEEDED}
+    return kept | {"base model": protocol.get("model", {}).get("base")}
+
+
+def _state(run: Run, done: int) -> list[str]:
+    if not run.is_done("3-policy"):
+        planned = run.config.policy.iterations
+        return [f"Unfinished: {done} of {planned} iterations are logged. Go on with: cgru resume {run.path}"]
+    if not (run.path / EDIT).is_file():
+        return [f"The run has no edit: {EDIT} is not there, so nothing can be evaluated or exported."]
+    return []
+
+
+def _metrics(run: Run) -> tuple[list[dict[str, Scalar]], list[str]]:
+    try:
+        found = [record for record in read_metrics(run.path / METRICS) if "iteration" in record]
+    except (OSError, ValueError) as error:
+        return [], [f"No training curves: {error}"]
+    return found, [] if found else ["No training curves: no iteration has been logged yet."]
+
+
+def _fit(run: Run) -> tuple[Mapping[str, Any] | None, list[str]]:
+    if not run.is_done("2-critic"):
+        return None, []
+    try:
+        return run.outcome("2-critic"), []
+    except (OSError, ValueError) as error:
+        return None, [f"No errors of the critic's fit: {error}"]
+
+
+def _evaluations(run: Run) -> tuple[list[Evaluation], list[str]]:
+    found, holes = [], []
+    edit = _sha256(run.path / EDIT)
+    for folder in sorted(path for path in (run.path / "eval").glob("*/") if path.is_dir()):
+        try:
+            evaluation = _read(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            holes.append(f"The evaluation {folder.name} is left out: {error}")
+            continue
+        stated = evaluation.protocol.get("model", {}).get("edit_sha256")
+        if edit is None or stated != edit:
+            why = "it scored another edit than the one in this run, or does not say which"
+            holes.append(f"The evaluation {folder.name} is left out: {why}.")
+            continue
+        if evaluation.base is None:
+            holes.append(
+                f"{folder.name}: the base model was not scored (--no-base), so nothing tells before and after."
+            )
+        found.append(evaluation)
+    return found, holes
+
+
+def _read(folder: Path) -> Evaluation:
+    path = folder / "scores.json"
+    if not path.is_file():
+        raise ValueError("it has no scores.json, so it is at work or was stopped; the same command continues it")
+    try:
+        scores = json.loads(path.read_bytes())
+    except ValueError:
+        raise ValueError("its scores.json is damaged; evaluate again") from None
+    needed = {"benchmark": str, "version": int, "protocol": dict, "measurements": dict}
+    table = scores if isinstance(scores, dict) else {}
+    missing = [key for key, kind in needed.items() if not isinstance(table.get(key), kind)]
+    if missing:
+        raise ValueError(f"its scores.json has no {', '.join(missing)} as cgru writes it")
+    incomplete = [name for name, row in scores["measurements"].items() if not _is_measurement(row)]
+    if incomplete:
+        raise ValueError(f"its scores.json has measurements without value, interval or n: {', '.join(incomplete)}")
+    target = scores["protocol"].get("target")
+    if target is not None and not (isinstance(target, dict) and {"name", "kind"} <= target.keys()):
+        raise ValueError("its scores.json names a target without name and kind")
+    return Evaluation(folder, scores)
+
+
+def _is_measurement(row: object) -> bool:
+    """Value and bounds are numbers or null (not finite, or no interval), n is there."""
+    if not isinstance(row, dict) or {"value", "low", "high", "n"} - row.keys():
+        return False
+    return all(row[key] is None or isinstance(row[key], int | float) for key in ("value", "low", "high"))
+
+
+def _sha256(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
