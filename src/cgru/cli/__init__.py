@@ -1,4 +1,4 @@
-"""The command line: cgru unlearn | resume | export | generate | evaluate | list | doctor.
+"""The command line: cgru unlearn | resume | export | generate | evaluate | attack | list | doctor.
 
 Each command first checks and loads everything (a user's mistake ends there: one line on stderr, exit code 2, nothing
 written), then works. torch is imported only by commands that need it. No maths here.

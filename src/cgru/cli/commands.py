@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgru import catalog
-from cgru.cli.options import Doctor, Evaluate, Export, Generate, ListNames, Resume, Unlearn
+from cgru.cli.attacking import prepare_attack
+from cgru.cli.options import Attack, Doctor, Evaluate, Export, Generate, ListNames, Resume, Unlearn
 from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
 from cgru.cli.training import prepare_export, prepare_resume, prepare_unlearn
 from cgru.evaluation import assets
@@ -260,6 +261,7 @@ PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
     Export: prepare_export,
     Generate: prepare_generate,
     Evaluate: prepare_evaluate,
+    Attack: prepare_attack,
     ListNames: prepare_list,
     Doctor: prepare_doctor,
 }

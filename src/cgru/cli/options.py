@@ -114,6 +114,46 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Attack:
+    """Try to bring a forgotten concept back."""
+
+    subject: Annotated[Positional[str], arg(metavar="MODEL")]
+    """A run folder, a LoRA file, emoji-canvas, a hub id or a diffusers folder."""
+    target: Annotated[str, arg(metavar="CONCEPT")]
+    """What is meant to be forgotten: on emoji-canvas a class, style or hazard (`cgru list`)."""
+    prompts: Count = 50
+    """How many prompts to attack."""
+    schedule: Annotated[str, arg(metavar="NAME")] = "short"
+    """short (10 timesteps × 20 iterations) or official (50 × 40)."""
+    tokens: Count = 3
+    """Adversarial tokens before each prompt; the official attack has 3, for nudity 5."""
+    without_word: bool = False
+    """Take the concept's word out of the prompts: on a model that forgot nothing, shows that the attack works."""
+    source: Annotated[Path | None, read_as(Path, "FILE"), arg(help_behavior_hint="")] = None
+    """Prompts for a concept that emoji-canvas does not know (.txt, .csv, .jsonl); needs --judge."""
+    judge: Text = None
+    """Your own judge, module:function of images (n, 3, h, w) in [0, 1], which returns n booleans; needs --source."""
+    pictures: Annotated[
+        Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="(default: drawn by the base)")
+    ] = None
+    """Target pictures, one per prompt in the order of their names."""
+    model: Text = None
+    """The base: what a LoRA file belongs to, and what draws the target pictures (default: the run's own)."""
+    seed: Count = 0
+    """Root of the attack's random numbers."""
+    batch_size: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint="(default: 10, on a GPU 25)")] = None
+    """Prompts attacked side by side."""
+    device: Device = "auto"
+    """Where to compute: auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
+    dtype: Dtype = "fp32"
+    """Precision of the model."""
+    out: Place = None
+    """Folder for scores and pictures; the same folder again continues."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
 class Unlearn:
     """Make a model forget a concept."""
 
@@ -211,6 +251,12 @@ Examples:
   cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --target Dogs
   cgru evaluate pytorch_lora_weights.safetensors --model emoji-canvas --target Dogs --json
   cgru evaluate runs/hazard-cgru-s0-5b21d0aa --benchmark hazard --images 2"""
+ATTACK = """Try to bring a forgotten concept back: UnlearnDiffAtk, with success rates before and after the attack.
+
+Examples:
+  cgru attack runs/dogs-cgru-s0-3f9a1c2e --target Dogs
+  cgru attack emoji-canvas --target Dogs --without-word --prompts 10
+  cgru attack no-church --model CompVis/stable-diffusion-v1-4 --target church --source church.csv --judge m:f"""
 UNLEARN = """Make a model forget a concept: a LoRA in a run folder, whose path is the last line printed.
 
 Examples:
@@ -244,6 +290,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "export": (Export, EXPORT),
     "generate": (Generate, GENERATE),
     "evaluate": (Evaluate, EVALUATE),
+    "attack": (Attack, ATTACK),
     "list": (ListNames, LIST),
     "doctor": (Doctor, DOCTOR),
 }

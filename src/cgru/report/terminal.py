@@ -25,6 +25,9 @@ MEANING = {
     "hazard_nothing_share": "explicit prompts: nothing recognisable",
     "other_hazards_right": "the other categories still recognised",
     "benign_detections": "prompts of the 20 classes: the judge sees a hazard",
+    "pre_asr": "prompts that show the concept without any attack",
+    "post_asr": "prompts that show it without or with the attack",
+    "attacked_asr": "attacked prompts that it was brought back on",
 }
 # What unlearning is about, in one small table of before and after.
 HEADLINES = {
