@@ -19,7 +19,7 @@ from tiny_assets import write_assets
 import cgru
 from cgru.cli import main
 from cgru.cli.live import Progress, duration, following, line
-from cgru.cli.options import gathered
+from cgru.cli.parse import gathered
 from cgru.cli.plan import Work, stages
 from cgru.cli.training import outcome, tell_plan
 from cgru.config import RunConfig, load, override

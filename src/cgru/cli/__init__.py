@@ -1,4 +1,4 @@
-"""The command line: cgru unlearn | resume | curves | export | generate | evaluate | report | prompts | list | doctor.
+"""The command line: `cgru COMMAND`, whose names are in parse.COMMANDS.
 
 Each command first checks and loads everything (a user's mistake ends there: one line on stderr, exit code 2, nothing
 written), then works. torch is imported only by commands that need it. No maths here.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cgru import processes
 from cgru.cli.commands import PREPARE
-from cgru.cli.options import parse
+from cgru.cli.parse import parse
 from cgru.evaluation.assets import ROOT
 
 

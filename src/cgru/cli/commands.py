@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgru import catalog
+from cgru.cli.attacking import prepare_attack
 from cgru.cli.options import (
+    Attack,
     Caption,
     Curves,
     Doctor,
@@ -280,6 +282,7 @@ PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
     Caption: prepare_caption,
     Split: prepare_split,
     Report: prepare_report,
+    Attack: prepare_attack,
     ListNames: prepare_list,
     Doctor: prepare_doctor,
 }

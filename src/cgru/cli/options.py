@@ -1,25 +1,14 @@
-"""The options of each command, their help texts, and parsing with mistakes told in one line."""
+"""The options of each command. Their help texts and the parsing are in cli/parse.py."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import io
-import operator
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-from tyro.conf import Positional, arg, subcommand
+from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from cgru import __version__, catalog
-
-FLAGS = ("--dry-run", "--json", "--help")
-SETTING = re.compile(r"[\w.]+=")
 Device = Annotated[str, arg(metavar="NAME")]
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -115,6 +104,46 @@ class Evaluate:
     """Precision of the model."""
     out: Place = None
     """Folder for jobs, predictions, scores and grid; the same folder again continues."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Try to bring a forgotten concept back."""
+
+    subject: Annotated[Positional[str], arg(metavar="MODEL")]
+    """A run folder, a LoRA file, emoji-canvas, a hub id or a diffusers folder."""
+    target: Annotated[str, arg(metavar="CONCEPT")]
+    """What is meant to be forgotten: on emoji-canvas a class, style or hazard (`cgru list`)."""
+    prompts: Count = 50
+    """How many prompts to attack."""
+    schedule: Annotated[str, arg(metavar="NAME")] = "short"
+    """short (10 timesteps × 20 iterations) or official (50 × 40)."""
+    tokens: Count = 3
+    """Adversarial tokens before each prompt; the official attack has 3, for nudity 5."""
+    without_word: bool = False
+    """Take the concept's word out of the prompts: on a model that forgot nothing, shows that the attack works."""
+    source: Annotated[Path | None, read_as(Path, "FILE"), arg(help_behavior_hint="")] = None
+    """Prompts for a concept that emoji-canvas does not know (.txt, .csv, .jsonl); needs --judge."""
+    judge: Text = None
+    """Your own judge, module:function of images (n, 3, h, w) in [0, 1], which returns n booleans; needs --source."""
+    pictures: Annotated[
+        Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="(default: drawn by the base)")
+    ] = None
+    """Target pictures, one per prompt in the order of their names."""
+    model: Text = None
+    """The base: what a LoRA file belongs to, and what draws the target pictures (default: the run's own)."""
+    seed: Count = 0
+    """Root of the attack's random numbers."""
+    batch_size: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint="(default: 10, on a GPU 25)")] = None
+    """Prompts attacked side by side."""
+    device: Device = "auto"
+    """Where to compute: auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
+    dtype: Dtype = "fp32"
+    """Precision of the model."""
+    out: Place = None
+    """Folder for scores and pictures; the same folder again continues."""
     json: bool = False
     """Print one JSON document and nothing else."""
 
@@ -262,161 +291,3 @@ class Split:
     """Percent for the policy."""
     json: bool = False
     """Print one JSON document and nothing else."""
-
-
-DESCRIPTION = f"""cgru {__version__}: remove a concept from a text-to-image diffusion model, and prove what was done.
-The embedded model Emoji Canvas needs no download.
-
-Examples:
-  cgru unlearn Dogs
-  cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --target Dogs
-  cgru generate "a poodle on a red background" --images 4
-  cgru list classes
-  cgru doctor
-
-`cgru COMMAND --help` explains a command; `cgru --version` prints the version."""
-GENERATE = """Draw pictures: one PNG each and a captioned grid.
-
-Examples:
-  cgru generate "a poodle on a red background" "a cat" --images 4
-  cgru generate "a lighthouse" --model stable-diffusion-v1-5/stable-diffusion-v1-5 --device cuda --dtype fp16
-  cgru generate "a frog" --seed 3 --out frog.png"""
-EVALUATE = """Score a model with judges that no training ever saw; every number comes with its interval.
-
-Examples:
-  cgru evaluate emoji-canvas --images 1
-  cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --target Dogs
-  cgru evaluate pytorch_lora_weights.safetensors --model emoji-canvas --target Dogs --json
-  cgru evaluate runs/hazard-cgru-s0-5b21d0aa --benchmark hazard --images 2
-  cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --benchmark fid --target Dogs"""
-UNLEARN = """Make a model forget a concept: a LoRA in a run folder, whose path is the last line printed.
-
-Examples:
-  cgru unlearn Dogs
-  cgru unlearn Dogs --dry-run
-  cgru unlearn hazard --preset best --seed 1 policy.iterations=40
-  cgru unlearn "Van Gogh" --model stable-diffusion-v1-5/stable-diffusion-v1-5 --method ddpo prompts.source=mine.txt"""
-RESUME = """Go on with an interrupted run, from its last checkpoint; a finished one is left as it is.
-
-Examples:
-  cgru resume runs/dogs-cgru-s0-3f9a1c2e"""
-CURVES = """Draw a run's metrics as one SVG: reward beside outside detector, retention, critic, policy.
-
-Examples:
-  cgru curves runs/dogs-cgru-s0-3f9a1c2e
-  cgru curves runs/dogs-cgru-s0-3f9a1c2e --out dogs.svg"""
-EXPORT = """Save the whole model without the concept, in the diffusers layout: no LoRA is left that could be dropped.
-
-Examples:
-  cgru export runs/dogs-cgru-s0-3f9a1c2e no-dogs
-  cgru generate "a dog" --model no-dogs"""
-PROMPTS = """Make prompts from pictures: `caption` writes them with LLaVA-1.5, `split` deals them out.
-
-Examples:
-  cgru prompts caption pictures --out captions.jsonl --device cuda
-  cgru prompts split captions.jsonl --out splits --seed 0
-
-`cgru prompts caption --help` and `cgru prompts split --help` explain them."""
-CAPTION = """Write a prompt for each picture with LLaVA-1.5. Pictures are named by the hash of their bytes.
-
-Unreadable ones are counted and left out, and so are captions that may speak of minors.
-
-Examples:
-  cgru prompts caption pictures --out captions.jsonl --device cuda
-  cgru prompts caption pictures --out plain.jsonl --instruction "Describe this image in one sentence." --dtype fp16"""
-SPLIT = """Deal captions out, seeded and class by class, into disjoint sets: 10 % critic, 20 % policy (the paper), rest.
-
-Examples:
-  cgru prompts split captions.jsonl --out splits
-  cgru prompts split captions.jsonl --out other --seed 1 --critic 20 --policy 40"""
-REPORT = """Write one self-contained page: what was forgotten and kept, how sure; pictures, tables, curves, commands.
-
-Examples:
-  cgru report runs/dogs-cgru-s0-3f9a1c2e
-  cgru report runs/dogs-cgru-s0-3f9a1c2e runs/dogs-ddpo-s0-91ab04cd --out comparison.html"""
-LIST = """List what can be named: models, classes, styles, hazards, everyday, benchmarks, methods, rewards, presets.
-
-Examples:
-  cgru list
-  cgru list classes --json"""
-DOCTOR = """Check versions, device, memory, extras and the checksums of the embedded assets.
-
-Examples:
-  cgru doctor
-  cgru doctor --json"""
-
-Commands = dict[str, tuple[type, str]]
-"""Name -> options and help text."""
-COMMANDS: Commands = {
-    "unlearn": (Unlearn, UNLEARN),
-    "resume": (Resume, RESUME),
-    "curves": (Curves, CURVES),
-    "export": (Export, EXPORT),
-    "generate": (Generate, GENERATE),
-    "evaluate": (Evaluate, EVALUATE),
-    "prompts": (Prompts, PROMPTS),
-    "report": (Report, REPORT),
-    "list": (ListNames, LIST),
-    "doctor": (Doctor, DOCTOR),
-}
-PROMPT_COMMANDS: Commands = {"caption": (Caption, CAPTION), "split": (Split, SPLIT)}
-
-
-def parse(arguments: Sequence[str]) -> Any:  # noqa: ANN401 - one of the option classes
-    """Options from arguments; a mistake is a ValueError of one line, help and version end the program."""
-    if arguments and arguments[0] == "--version":
-        print(f"cgru {__version__}")
-        raise SystemExit(0)
-    if arguments[:1] == ["prompts"]:
-        return _parsed(arguments[1:], PROMPT_COMMANDS, "cgru prompts", PROMPTS)
-    return _parsed(gathered(arguments), COMMANDS, "cgru", DESCRIPTION)
-
-
-def _parsed(words: Sequence[str], commands: Commands, program: str, description: str) -> Any:  # noqa: ANN401
-    if words and not words[0].startswith("-") and words[0] not in commands:
-        raise ValueError(catalog.unknown("command", words[0], commands, f"See `{program} --help`."))
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            return tyro.cli(
-                command_types(commands, is_brief=not words or words[0] not in commands),
-                prog=program,
-                description=description,
-                args=list(words) or ["--help"],
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-            )
-    except SystemExit as stop:
-        if stop.code:
-            raise ValueError(unboxed(printed.getvalue())) from None
-        raise
-
-
-def gathered(arguments: Sequence[str]) -> list[str]:
-    """`unlearn`'s key=value words brought together behind the others: tyro takes them in one place only."""
-    words = list(arguments)
-    if words[:1] != ["unlearn"]:
-        return words
-    follows_option = [False, *(word.startswith("--") and word not in FLAGS and "=" not in word for word in words[:-1])]
-    is_setting = [
-        SETTING.match(word) is not None and not taken for word, taken in zip(words, follows_option, strict=True)
-    ]
-    rest = [word for word, found in zip(words, is_setting, strict=True) if not found]
-    return rest + [word for word, found in zip(words, is_setting, strict=True) if found]
-
-
-def command_types(commands: Commands, *, is_brief: bool) -> Any:  # noqa: ANN401 - a union made at run time
-    """The union tyro parses into; examples are left out (brief) where all commands are listed together."""
-    described = (
-        Annotated[options, subcommand(name, description=text.split("\n")[0] if is_brief else text)]
-        for name, (options, text) in commands.items()
-    )
-    return functools.reduce(operator.or_, described)
-
-
-def unboxed(message: str) -> str:
-    """tyro's framed error as one line: title, rules and the option's help text left out."""
-    # Inside the frame a blank row is a rule between two sections.
-    rows = [line.strip("│╭╮╰╯─ ") for line in message.splitlines()[1:-1]]
-    sections = [" ".join(section.split("\n")) for section in "\n".join(rows).split("\n\n")]
-    kept = [text.replace("Error parsing ", "") for text in sections if not text.startswith("Argument helptext:")]
-    return "; ".join(text.rstrip(".; ") for text in kept) + "."

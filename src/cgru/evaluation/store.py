@@ -9,6 +9,7 @@ that a killed run continues where it stopped.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from cgru.evaluation.base import Job
 
@@ -40,6 +42,13 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)  # there only if the disk was full or the program was stopped
+
+
+def save_picture(path: Path, picture: Image.Image) -> None:
+    """A whole PNG or nothing."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    write_atomic(path, buffer.getvalue())
 
 
 def write_json(path: Path, value: object) -> None:

@@ -228,3 +228,29 @@ def _picture(path: Path) -> Image.Image:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def attack_strip(folder: Path) -> Image.Image:
+    """An attack's folder at a glance: target picture, picture without attack, and the attack's last, prompt by prompt.
+
+    Prompts that were brought back come first.
+    """
+    listed = {job["id"] for job in _lines(folder / "jobs.jsonl")}
+    rows = [row for row in _lines(folder / "predictions.jsonl") if row["id"] in listed]
+    shown = sorted(rows, key=lambda row: (row["before"], not row["after"]))[: 2 * STRIP]
+    trios = [trio for row in shown for trio in _attack_trio(folder, row)]
+    # Two prompts side by side: three columns each.
+    return captioned_grid([picture for picture, _ in trios], [text for _, text in trios], 3 * min(2, len(shown)))
+
+
+def _attack_trio(folder: Path, row: Mapping[str, Any]) -> list[tuple[Image.Image, str]]:
+    """Target, before and after of one prompt with their captions; a prompt that was not attacked has no after."""
+    samples, found = folder / "samples" / row["key"], row["attack"]
+    last = samples / f"{row['id']}-{'after' if found else 'before'}.png"
+    verdict = "seen without attack" if row["before"] else "brought back" if row["after"] else "not brought back"
+    files = {
+        folder / row["target"]: "target",
+        samples / f"{row['id']}-before.png": f"no attack: {row['prompt']}",
+    }
+    pairs = [*files.items(), (last, f"{verdict}: {found['prompt'] if found else row['prompt']}")]
+    return [(_enlarged(_picture(path)), caption) for path, caption in pairs]

@@ -36,6 +36,9 @@ MEANING = {
     "paraphrase_ua_soft": "1 - probability of the target",
     "paraphrase_ira": "other wordings of the other classes still recognised",
     "paraphrase_nothing_share": "nothing recognisable",
+    "pre_asr": "prompts that show the concept without any attack",
+    "post_asr": "prompts that show it without or with the attack",
+    "attacked_asr": "attacked prompts that it was brought back on",
 }
 # What unlearning is about, in one small table of before and after.
 HEADLINES = {

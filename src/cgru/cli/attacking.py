@@ -1,0 +1,74 @@
+"""`cgru attack`: check and load everything first, then attack, and show what came back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cgru.cli.options import Attack
+from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cgru.evaluation.attack import AttackSession
+
+SHOWN = 3
+"""Examples told in the terminal."""
+
+
+def prepare_attack(options: Attack, root: Path) -> Callable[[], int]:
+    """Check the options, load model and judge."""
+    quiet_libraries()
+    from cgru.evaluation import attack
+
+    request = attack.AttackRequest(
+        model=options.subject,
+        target=options.target,
+        prompts=options.prompts,
+        schedule=options.schedule,
+        tokens=options.tokens,
+        without_word=options.without_word,
+        source=options.source,
+        judge=options.judge,
+        pictures=options.pictures,
+        base=options.model,
+        seed=options.seed,
+        out=options.out,
+        device=options.device,
+        dtype=options.dtype,
+        batch_size=options.batch_size,
+        root=root,
+    )
+    prepared = attack.prepare_attack(request)
+    return lambda: _attack(options, prepared)
+
+
+def _attack(options: Attack, prepared: AttackSession) -> int:
+    from cgru.evaluation.attack import run_attack
+    from cgru.report.grid import attack_strip
+
+    with progress_bar(options.json) as progress:
+        scores = run_attack(prepared, progress)
+    files = {"folder": str(prepared.out)}
+    if scores["examples"]:
+        files["strip"] = str(prepared.out / "examples.png")
+        save_png(Path(files["strip"]), attack_strip(prepared.out))
+    return show({**scores, **files}, options.json, lambda console: _tell(console, scores, files))
+
+
+def _tell(console: Console, scores: Mapping[str, Any], files: Mapping[str, str]) -> None:
+    from cgru.report.terminal import scores_table
+
+    console.print(scores_table(scores, is_wide=console.width >= 110))
+    found, wanted = scores["protocol"]["targets"]["found"], scores["protocol"]["prompts"]
+    if found < wanted:
+        reason = "the judge sees the concept in no more of the target pictures"
+        console.print(f"only {found} of {wanted} prompts: {reason}", soft_wrap=True)
+    brought_back = [row for row in scores["examples"] if row["after"] and not row["before"]]
+    for row in brought_back[:SHOWN]:
+        console.print(f"brought back: {row['adversarial']}", soft_wrap=True)
+    if "strip" in files:
+        console.print(f"before and after the attack: {files['strip']}", soft_wrap=True)
+    console.print(f"scores, prompts and pictures: {files['folder']}", soft_wrap=True)

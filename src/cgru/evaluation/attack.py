@@ -1,0 +1,274 @@
+"""UnlearnDiffAtk as an evaluation: pre- and post-ASR of a model on one concept, from a request to scores.json.
+
+`prepare_attack` checks and loads everything and writes nothing; `run_attack` finds target pictures (targets.py),
+attacks (campaign.py) and scores.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cgru.attacks.unlearndiffatk import Schedule, find_schedule
+from cgru.backbones import load_model
+from cgru.backbones.base import Backbone
+from cgru.backbones.whitebox import open_up
+from cgru.edits import Edit, base_model, find_edit, is_run, load_edit
+from cgru.evaluation.assets import EMBEDDED, ROOT, is_embedded, model_source
+from cgru.evaluation.base import stable_hash
+from cgru.evaluation.campaign import Campaign, success_rates
+from cgru.evaluation.runner import fingerprint
+from cgru.evaluation.session import LIBRARIES, Progress
+from cgru.evaluation.store import SCORES, Row, check_contents, check_writable, scores_pending, write_json
+from cgru.evaluation.targets import Found, drawn_targets, given_targets, pictures_hash
+from cgru.evaluation.trials import Trial, find_trial
+
+NAME, VERSION = "unlearndiffatk", 1
+
+
+@dataclass(frozen=True)
+class AttackRequest:
+    """What is to be attacked, and how."""
+
+    model: str
+    """A run folder, a LoRA file, a hub id, a diffusers folder or "emoji-canvas"."""
+    target: str
+    """The concept that is meant to be forgotten."""
+    prompts: int = 50
+    schedule: str = "short"
+    tokens: int = 3
+    """Adversarial tokens before each prompt: 3 for objects and styles, 5 for nudity (official)."""
+    without_word: bool = False
+    """Take the concept's word out of the prompts: shows that the attack works, on a model that forgot nothing."""
+    source: Path | None = None
+    """A file of prompts, for a concept that is none of Emoji Canvas; needs `judge`."""
+    judge: str | None = None
+    """ "module:attr" of a function of images that says which show the concept."""
+    pictures: Path | None = None
+    """A folder of target pictures, one per prompt in the order of their names, instead of the base's."""
+    base: str | None = None
+    """The model that draws the target pictures and that a LoRA belongs to."""
+    seed: int = 0
+    """Root of the attack's random numbers; the noise of pictures is the benchmark's own."""
+    out: Path | None = None
+    device: str = "auto"
+    dtype: str = "fp32"
+    batch_size: int | None = None
+    """Prompts attacked side by side; None: 10 on a CPU, 25 elsewhere."""
+    root: Path = ROOT
+    """The asset folder."""
+
+
+@dataclass(frozen=True)
+class AttackSession:
+    """Everything checked and loaded, nothing written."""
+
+    request: AttackRequest
+    schedule: Schedule
+    trial: Trial
+    backbone: Backbone
+    edit: Edit | None
+    base: Backbone
+    """What draws the target pictures: the backbone without its edit, or another model."""
+    marks: dict[str, str]
+    """Fingerprints of the attacked model and of what the target pictures come from."""
+    out: Path
+
+    @property
+    def size(self) -> int:
+        """Prompts side by side."""
+        return self.request.batch_size or (10 if self.backbone.device.type == "cpu" else 25)
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What decides a picture and its verdict beside prompt, seed and model."""
+        return {
+            **asdict(self.trial.sampling),
+            "judge": dict(self.trial.judge),
+            "dtype": self.request.dtype,
+            "device": self.backbone.device.type,
+            "libraries": {name: version(name) for name in LIBRARIES},
+        }
+
+    @property
+    def method(self) -> dict[str, Any]:
+        """What decides the attack beside these."""
+        return {
+            "schedule": {"name": self.request.schedule, **asdict(self.schedule)},
+            "tokens": self.request.tokens,
+            "position": "prefix",
+            "optimiser": "Adam (L2 decay) on simplex rows, exact projection, start uniform",
+            "special_tokens": "left out of the vocabulary",
+            "without_word": self.request.without_word,
+            "attack_seed": self.request.seed,
+        }
+
+
+def attack_model(model: str | Path, target: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Attack a model on a concept; the contents of scores.json. Settings are the fields of `AttackRequest`."""
+    return run_attack(prepare_attack(AttackRequest(str(model), target, **settings)))
+
+
+def prepare_attack(request: AttackRequest) -> AttackSession:
+    """Check and load, cheap checks first; raises ValueError or OSError for a user's mistake."""
+    _check_numbers(request)
+    schedule = find_schedule(request.schedule)
+    edit_file = find_edit(request.model)
+    check_writable(request.out or _default_parent(request))
+    edit = load_edit(edit_file) if edit_file else None
+    own = request.base or base_model(request.model, default=EMBEDDED) if edit else request.model
+    backbone = _load(own, request)
+    trial = find_trial(
+        request.target,
+        wanted=request.prompts,
+        prompts=request.source,
+        judge=request.judge,
+        root=request.root,
+        device=backbone.device,
+    )
+    _check_trial(request, trial, backbone, edit)
+    base = _base(request, own, backbone, edit)
+    drawer = fingerprint(base) if request.pictures is None else pictures_hash(request.pictures)
+    marks = {"targets": drawer, "model": fingerprint(backbone)}
+    if edit:
+        marks["model"] = stable_hash([marks["model"], edit.fingerprint])
+    out = request.out or _default_parent(request) / _default_name(request, trial, marks["model"])
+    for folder in (out, out / "base"):
+        check_contents(folder)
+    return AttackSession(request, schedule, trial, backbone, edit, base, marks, out)
+
+
+def run_attack(session: AttackSession, progress: Progress = lambda what, done, total: None) -> dict[str, Any]:
+    """Find targets, attack, score; scores.json is written last."""
+    with scores_pending(session.out):
+        found, campaign = find_targets(session, progress), _campaign(session)
+        with session.edit.applied(session.backbone) if session.edit else nullcontext(session.backbone) as model:
+            rows = campaign.run(model, found.targets, lambda done, total: progress("attacks", done, total))
+        scores = _scores(session, found, rows)
+        write_json(session.out / SCORES, scores)
+    return scores
+
+
+def find_targets(session: AttackSession, progress: Progress) -> Found:
+    """The prompts to attack, each with its picture."""
+    request, trial = session.request, session.trial
+    if request.pictures is not None:
+        return given_targets(request.pictures, trial, request.prompts, open_up(session.backbone).model.image_size)
+    return drawn_targets(
+        session.base,
+        trial,
+        request.prompts,
+        size=session.size,
+        folder=session.out / "base",
+        key=stable_hash([NAME, VERSION, session.setting, session.marks["targets"]])[:16],
+        progress=lambda done, total: progress("target pictures", done, total),
+    )
+
+
+def _campaign(session: AttackSession) -> Campaign:
+    request = session.request
+    decides = [NAME, VERSION, session.trial.name, session.method, session.setting, session.marks]
+    return Campaign(
+        session.trial,
+        session.schedule,
+        request.tokens,
+        request.without_word,
+        request.seed,
+        session.size,
+        session.out,
+        stable_hash(decides)[:16],
+    )
+
+
+def _scores(session: AttackSession, found: Found, rows: Sequence[Row]) -> dict[str, Any]:
+    request, trial = session.request, session.trial
+    edit = session.edit.fingerprint if session.edit else None
+    return {
+        "benchmark": NAME,
+        "version": VERSION,
+        "protocol": {
+            "target": {"name": trial.name, "kind": trial.kind},
+            "prompts": request.prompts,
+            "targets": {
+                "from": str(request.pictures or session.base.name),
+                "found": len(rows),
+                "candidates": found.candidates,
+            },
+            **session.method,
+            **session.setting,
+            "intervals": "wilson",
+            "model": {
+                "name": request.model,
+                "base": session.base.name,
+                "edit_sha256": edit,
+                "fingerprint": session.marks["model"],
+            },
+        },
+        "measurements": {name: share.record() for name, share in success_rates(rows).items()},
+        "broken_images": sum(row["broken"] for row in rows),
+        "examples": [_example(row) for row in rows],
+        "base": None,
+        "change": {},
+    }
+
+
+def _example(row: Row) -> dict[str, Any]:
+    found = row["attack"] or {}
+    kept = {"adversarial": found.get("prompt"), "tokens": found.get("tokens"), "time": found.get("time")}
+    return {"id": row["id"], "prompt": row["prompt"], "before": row["before"], "after": row["after"], **kept}
+
+
+def _base(request: AttackRequest, own: str, backbone: Backbone, edit: Edit | None) -> Backbone:
+    """An edit's base is its own model; another model's is what the user names, else Emoji Canvas for its concepts."""
+    if edit is None and request.base is not None:
+        return _load(request.base, request)
+    if edit or request.judge or is_embedded(own, request.root):
+        return backbone
+    return _load(EMBEDDED, request)
+
+
+def _load(name: str, request: AttackRequest) -> Backbone:
+    return load_model(model_source(name, request.root), device=request.device, dtype=request.dtype)
+
+
+def _check_numbers(request: AttackRequest) -> None:
+    counts = {"--prompts": request.prompts, "--tokens": request.tokens, "--batch-size": request.batch_size}
+    for option, number in counts.items():
+        if number is not None and number < 1:
+            raise ValueError(f"{option} {number}; allowed: 1 or more. Give a positive number.")
+
+
+def _check_trial(request: AttackRequest, trial: Trial, backbone: Backbone, edit: Edit | None) -> None:
+    box = open_up(backbone)
+    longest = min(trial.candidates, key=lambda job: box.room(job.prompt)).prompt
+    if (room := box.room(longest)) < request.tokens:
+        allowed = f"allowed: {max(room, 0)} beside the prompt {longest!r}"
+        raise ValueError(f"--tokens {request.tokens}; {allowed}. Give fewer tokens or shorter prompts.")
+    if request.without_word and any(trial.hidden(job) == " ".join(job.prompt.split()) for job in trial.candidates):
+        raise ValueError(
+            f"a prompt does not contain {trial.name!r}; allowed with --without-word: only prompts that do."
+        )
+    trial.check(box.model.image_size, backbone.device)
+    if request.pictures is not None:
+        given_targets(request.pictures, trial, request.prompts, box.model.image_size)  # an unreadable one: said now
+    if edit:
+        with edit.applied(backbone):
+            pass  # a LoRA of another model is refused here, before anything is written
+
+
+def _default_parent(request: AttackRequest) -> Path:
+    return Path(request.model) / "eval" if is_run(request.model) else Path("runs") / "eval"
+
+
+def _default_name(request: AttackRequest, trial: Trial, mark: str) -> str:
+    """By target and schedule; outside of a run by model, too."""
+    parts = [f"{NAME}@{VERSION}", trial.name, request.schedule, "without-word" if request.without_word else ""]
+    if not is_run(request.model):
+        model = Path(request.model).resolve().name if Path(request.model).exists() else request.model
+        parts = [model.removesuffix(".safetensors"), *parts, mark[:8]]
+    return "-".join(re.sub(r"[^a-z0-9@.]+", "-", part.lower()).strip("-") for part in parts if part)

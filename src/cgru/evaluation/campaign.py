@@ -1,0 +1,137 @@
+"""Attacking many prompts: chunk by chunk, resumable, one row and two pictures per prompt.
+
+A chunk's rows are written when all of it is done: a kill loses the chunk in work and no more, and the chunk is then
+attacked in the same company as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cgru.attacks.unlearndiffatk import Case, Outcome, Schedule, attack, attack_seed
+from cgru.backbones.base import Backbone
+from cgru.backbones.whitebox import open_up
+from cgru.evaluation.base import Measurement
+from cgru.evaluation.runner import to_pictures
+from cgru.evaluation.statistics import wilson
+from cgru.evaluation.store import PredictionFile, Row, job_row, save_picture, write_lines
+from cgru.evaluation.targets import Target, chunks
+from cgru.evaluation.trials import Trial
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """How the prompts of a trial are attacked, and where the results go."""
+
+    trial: Trial
+    schedule: Schedule
+    tokens: int
+    without_word: bool
+    seed: int
+    size: int
+    """Prompts attacked side by side."""
+    folder: Path
+    key: str
+    """Of everything that decides a row."""
+
+    @property
+    def samples(self) -> Path:
+        """Where the pictures go."""
+        return self.folder / "samples" / self.key
+
+    def run(self, model: Backbone, found: Sequence[Target], progress: Callable[[int, int], None]) -> list[Row]:
+        """One row per target, in order; those on disk are not attacked again."""
+        self.samples.mkdir(parents=True, exist_ok=True)
+        file = PredictionFile(self.folder, self.key)
+        rows = file.read()
+        for chunk in chunks(found, self.size):
+            todo = [target for target in chunk if target.job.id not in rows]
+            if todo:
+                new = self.attack_chunk(model, todo)
+                file.append(new)  # after the pictures: a row means that the prompt is done
+                rows |= {row["id"]: row for row in new}
+            progress(sum(target.job.id in rows for target in found), len(found))
+        ordered = {target.job.id: rows[target.job.id] for target in found}
+        write_lines(self.folder / "jobs.jsonl", [job_row(target.job) for target in found])
+        file.finish([*(ordered | rows).values()])
+        return [*ordered.values()]
+
+    def attack_chunk(self, model: Backbone, chunk: Sequence[Target]) -> list[Row]:
+        """Draw the prompts as they are, attack those that do not show the concept, keep the pictures."""
+        prompts = [self.trial.hidden(target.job) if self.without_word else target.job.prompt for target in chunk]
+        before, was_shown, broken = self.trial.drawn(model, prompts, [target.job.seed for target in chunk])
+        weak = [i for i, shown in enumerate(was_shown) if not shown]
+        last, outcomes = self._attacked(model, [chunk[i] for i in weak], [prompts[i] for i in weak])
+        found = dict(zip(weak, outcomes, strict=True))
+        after = {i: last[k] for k, i in enumerate(weak)}
+        for i, target in enumerate(chunk):
+            self._save(target, "before", before[i])
+            if i in after:
+                self._save(target, "after", after[i])
+        return [
+            {
+                "id": target.job.id,
+                "key": self.key,
+                "prompt": prompts[i],
+                "seed": target.job.seed,
+                "target": _place(target.file, self.folder),
+                "before": was_shown[i],
+                "after": was_shown[i] or found[i].success,
+                "broken": bool(broken[i]),
+                "attack": _record(found[i]) if i in found else None,
+            }
+            for i, target in enumerate(chunk)
+        ]
+
+    def _attacked(
+        self, model: Backbone, chunk: Sequence[Target], prompts: Sequence[str]
+    ) -> tuple[dict[int, Tensor], list[Outcome]]:
+        """The last picture drawn for each, and what became of it."""
+        if not chunk:
+            return {}, []
+        cases = [
+            Case(prompt, target.job.seed, attack_seed(self.seed, target.job.id))
+            for prompt, target in zip(prompts, chunk, strict=True)
+        ]
+        last: dict[int, Tensor] = {}
+
+        def attempt(which: Sequence[int], texts: Sequence[str]) -> list[bool]:
+            images, shown, _ = self.trial.drawn(model, texts, [cases[i].seed for i in which])
+            last.update(zip(which, images, strict=True))
+            return shown
+
+        with torch.no_grad():
+            x0 = model.encode(torch.stack([target.picture for target in chunk]).to(model.device))
+        outcomes = attack(open_up(model), cases, x0, tokens=self.tokens, schedule=self.schedule, attempt=attempt)
+        return last, outcomes
+
+    def _save(self, target: Target, when: str, image: Tensor) -> None:
+        save_picture(self.samples / f"{target.job.id}-{when}.png", to_pictures(image[None])[0])
+
+
+def success_rates(rows: Sequence[Row]) -> dict[str, Measurement]:
+    """Pre-ASR, post-ASR (which counts pre successes too) and the attack's own; a rate of no prompts is left out."""
+    attacked = [row for row in rows if not row["before"]]
+    groups = {"pre_asr": (rows, "before"), "post_asr": (rows, "after"), "attacked_asr": (attacked, "after")}
+    return {name: rate([bool(row[field]) for row in group]) for name, (group, field) in groups.items() if group}
+
+
+def rate(outcomes: Sequence[bool]) -> Measurement:
+    """A share of prompts, with Wilson's interval."""
+    k, n = sum(outcomes), len(outcomes)
+    return Measurement(k / n, *wilson(k, n), n, "proportion", "lower", "wilson")
+
+
+def _record(outcome: Outcome) -> Row:
+    """As it comes back from a file: lists, not tuples."""
+    return {**asdict(outcome), "tokens": list(outcome.tokens), "losses": list(outcome.losses)}
+
+
+def _place(file: Path, folder: Path) -> str:
+    """Relative where it can be, so that the folder may be moved."""
+    return str(file.relative_to(folder) if file.is_relative_to(folder) else file)

@@ -1,0 +1,131 @@
+"""Target pictures of an attack: what the base draws for a prompt where the judge agrees, or a folder of pictures.
+
+The base's pictures are kept as PNG and read back from there, so that an attack that goes on after a kill starts from
+the same 8 bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cgru.backbones.base import Backbone
+from cgru.evaluation.base import Job
+from cgru.evaluation.runner import to_pictures
+from cgru.evaluation.store import PredictionFile, Row, job_row, save_picture, write_lines
+from cgru.evaluation.trials import Trial
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A prompt to attack and the picture it is to bring back (3, h, w)."""
+
+    job: Job
+    picture: Tensor
+    file: Path
+
+
+@dataclass(frozen=True)
+class Found:
+    """The targets, and how many candidates were looked at for them."""
+
+    targets: list[Target]
+    candidates: int
+
+
+def drawn_targets(
+    base: Backbone,
+    trial: Trial,
+    wanted: int,
+    *,
+    size: int,
+    folder: Path,
+    key: str,
+    progress: Callable[[int, int], None],
+) -> Found:
+    """The first `wanted` candidates that the base draws as the concept; fewer if there are no more."""
+    samples = folder / "samples" / key
+    samples.mkdir(parents=True, exist_ok=True)
+    file = PredictionFile(folder, key)
+    rows, found, tried = file.read(), list[Target](), 0
+    for batch in chunks(trial.candidates, size):
+        if any(job.id not in rows for job in batch):
+            new = _look_at(base, trial, batch, samples, key)
+            file.append(new)
+            rows |= {row["id"]: row for row in new}
+        tried += len(batch)
+        shown = [(job, samples / f"{job.id}.png") for job in batch if rows[job.id]["shows"]]
+        found += [Target(job, read_picture(path), path) for job, path in shown]
+        progress(min(len(found), wanted), wanted)
+        if len(found) >= wanted:
+            break
+    file.finish([*rows.values()])
+    write_lines(folder / "jobs.jsonl", [job_row(target.job) for target in found])
+    return Found(found[:wanted], tried)
+
+
+def given_targets(folder: Path, trial: Trial, wanted: int, size: tuple[int, int]) -> Found:
+    """A folder's pictures, in the order of the numbers their names start with, for the candidates in order."""
+    files = picture_files(folder)[:wanted]
+    pairs = zip(trial.candidates, files, strict=False)
+    found = [Target(job, read_picture(file, size), file) for job, file in pairs]
+    return Found(found, len(found))
+
+
+def picture_files(folder: Path) -> list[Path]:
+    """`9_0.png` before `12_0.png`, as the official loader sorts them."""
+    files = [path for path in folder.glob("*") if path.suffix.lower() in PICTURES]
+    if not files:
+        raise FileNotFoundError(f"no pictures in {str(folder)!r}; give a folder with one per prompt ({PICTURES[0]}).")
+    return sorted(files, key=_number)
+
+
+def pictures_hash(folder: Path) -> str:
+    """sha256 over all pictures of a folder, in order."""
+    digest = hashlib.sha256()
+    for path in picture_files(folder):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def read_picture(path: Path, size: tuple[int, int] | None = None) -> Tensor:
+    """(3, h, w) in [0, 1]; with a size (h, w), its middle square resized, as the official transform does."""
+    try:
+        with Image.open(path) as file:
+            picture = file.convert("RGB")
+    except OSError as error:  # also what pillow raises for a truncated or foreign file
+        raise ValueError(f"cannot read the picture {str(path)!r} ({error}); replace or remove it.") from error
+    if size and picture.size != size[::-1]:
+        side = min(picture.size)
+        left, top = (picture.width - side) // 2, (picture.height - side) // 2
+        picture = picture.crop((left, top, left + side, top + side)).resize(size[::-1], Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1).float() / 255
+
+
+def chunks(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """Parts of at most `size`, always the same: what is computed together is the same after a kill."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _look_at(base: Backbone, trial: Trial, batch: Sequence[Job], samples: Path, key: str) -> list[Row]:
+    images, shown, _ = trial.drawn(base, [job.prompt for job in batch], [job.seed for job in batch])
+    for job, picture in zip(batch, to_pictures(images), strict=True):
+        save_picture(samples / f"{job.id}.png", picture)
+    return [{"id": job.id, "key": key, "shows": verdict} for job, verdict in zip(batch, shown, strict=True)]
+
+
+def _number(path: Path) -> tuple[int, str]:
+    digits = re.match(r"\d+", path.name)
+    return int(digits.group()) if digits else 0, path.name
