@@ -49,6 +49,8 @@ TIERS = {
     "cgru.evaluation.statistics": 3,
     "cgru.pipeline": 5,
     "cgru.presets": 5,
+    "cgru.experiments": 5,
+    "cgru.experiments.work": 6,
     "cgru.report": 6,
     "cgru.web": 6,
     "cgru.cli": 6,

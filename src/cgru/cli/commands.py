@@ -21,12 +21,14 @@ from cgru.cli.options import (
     Generate,
     ListNames,
     Report,
+    Reproduce,
     Resume,
     Split,
     Unlearn,
 )
 from cgru.cli.prompting import prepare_caption, prepare_split
 from cgru.cli.reporting import prepare_report
+from cgru.cli.reproducing import prepare_reproduce
 from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
 from cgru.cli.training import prepare_curves, prepare_export, prepare_resume, prepare_unlearn
 from cgru.evaluation import assets
@@ -282,6 +284,7 @@ PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
     Caption: prepare_caption,
     Split: prepare_split,
     Report: prepare_report,
+    Reproduce: prepare_reproduce,
     Attack: prepare_attack,
     ListNames: prepare_list,
     Doctor: prepare_doctor,

@@ -39,6 +39,7 @@ BATCH = "(default: 16, on a GPU 64)"
 MODEL = "(default: the preset's; without one, emoji-canvas)"
 PRESET = "(default: demo on emoji-canvas, else paper-object)"
 LLAVA = "llava-hf/llava-1.5-7b-hf"
+WORKERS = "(default: one per core, on a GPU 1)"
 PAGE = "(default: RUN/report.html; of several: runs/report.html)"
 Count = Annotated[int, read_as(int, "N")]
 Steps = Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=OWN.format(50))]
@@ -224,6 +225,32 @@ class Report:
     """Run folders, finished or not; several are compared."""
     out: Annotated[Path | None, read_as(Path, "FILE.html"), arg(help_behavior_hint=PAGE)] = None
     """Where the page goes."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run the paper's experiments."""
+
+    scale: Annotated[str, arg(metavar="NAME")] = "smoke"
+    """smoke (three classes, minutes), small (every table complete) or full (the paper's size)."""
+    only: Text = None
+    """Some of objects, safety, ddpo, critic, with commas between."""
+    model: Text = None
+    """A hub id or diffusers folder instead of emoji-canvas: the official protocols, which need --data."""
+    data: Annotated[Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="")] = None
+    """What another model needs and cgru cannot ship: judges, prompts, pictures (docs/reproduce.md)."""
+    workers: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=WORKERS)] = None
+    """Cells worked on side by side."""
+    device: Device = "auto"
+    """Where to compute: auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
+    out: Annotated[Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="(default: runs/reproduce-SCALE)")] = (
+        None
+    )
+    """Folder of runs, results and the page; the same folder again continues."""
+    dry_run: bool = False
+    """Only list the cells and the commands that make them."""
     json: bool = False
     """Print one JSON document and nothing else."""
 

@@ -25,6 +25,7 @@ from cgru.cli.options import (
     ListNames,
     Prompts,
     Report,
+    Reproduce,
     Resume,
     Split,
     Unlearn,
@@ -108,6 +109,12 @@ REPORT = """Write one self-contained page: what was forgotten and kept, how sure
 Examples:
   cgru report runs/dogs-cgru-s0-3f9a1c2e
   cgru report runs/dogs-cgru-s0-3f9a1c2e runs/dogs-ddpo-s0-91ab04cd --out comparison.html"""
+REPRODUCE = """Run the paper's experiments at a scale and write one page with its tables and figures; resumable.
+
+Examples:
+  cgru reproduce
+  cgru reproduce --scale small --device cuda --workers 12
+  cgru reproduce --scale full --model stable-diffusion-v1-5/stable-diffusion-v1-5 --data data --dry-run"""
 LIST = """List what can be named: models, classes, styles, hazards, everyday, benchmarks, methods, rewards, presets.
 
 Examples:
@@ -130,6 +137,7 @@ COMMANDS: Commands = {
     "evaluate": (Evaluate, EVALUATE),
     "prompts": (Prompts, PROMPTS),
     "report": (Report, REPORT),
+    "reproduce": (Reproduce, REPRODUCE),
     "attack": (Attack, ATTACK),
     "list": (ListNames, LIST),
     "doctor": (Doctor, DOCTOR),

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,29 @@ def draw(backbone: Backbone, prompts: Sequence[str], seeds: Sequence[int], sampl
     return backbone.decode(x)
 
 
+@dataclass
+class Gallery:
+    """Pictures that benchmarks of one process share: drawn once, kept in memory up to `limit` bytes, oldest go first.
+
+    A picture is known by model, sampling, prompt and seed; what was drawn beside it changes its last bits only.
+    """
+
+    limit: int = 2 * 1024**3
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def draw(self, backbone: Backbone, mark: str, jobs: Sequence[Job], sampling: Sampling) -> Tensor:
+        """Pictures (n, 3, h, w) of the jobs by the model with this fingerprint; new ones are drawn in one batch."""
+        keys = [stable_hash([mark, asdict(sampling), job.prompt, job.seed]) for job in jobs]
+        new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in self.kept}
+        if new:
+            fresh = draw(backbone, [job.prompt for job in new.values()], [job.seed for job in new.values()], sampling)
+            self.kept |= dict(zip(new, fresh.cpu(), strict=True))
+        found = torch.stack([self.kept[key] for key in keys]).to(backbone.device)
+        while sum(picture.nbytes for picture in self.kept.values()) > self.limit:
+            del self.kept[next(iter(self.kept))]
+        return found
+
+
 def mend(images: Tensor) -> tuple[Tensor, np.ndarray]:
     """White pictures in place of those that are not finite (a diverged model's), and which these are (n,)."""
     is_broken = ~images.flatten(1).isfinite().all(1)
@@ -116,6 +139,8 @@ def predict(
     *,
     folder: Path,
     key: str,
+    mark: str,
+    gallery: Gallery | None,
     batch_size: int,
     progress: Progress,
 ) -> Predictions:
@@ -128,7 +153,11 @@ def predict(
     progress(len(jobs) - len(todo), len(jobs))
     for start in range(0, len(todo), batch_size):
         batch = todo[start : start + batch_size]
-        images, broken = mend(draw(backbone, [job.prompt for job in batch], [job.seed for job in batch], sampling))
+        images, broken = mend(
+            gallery.draw(backbone, mark, batch, sampling)
+            if gallery
+            else draw(backbone, [job.prompt for job in batch], [job.seed for job in batch], sampling)
+        )
         save_samples(samples, batch, images)
         new = panel.rows(batch, images, broken, key)
         file.append(new)  # after the pictures: a row means that the job is done

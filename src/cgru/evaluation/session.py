@@ -22,7 +22,7 @@ from cgru.edits import Edit, base_model, find_edit, is_run, load_edit
 from cgru.evaluation.assets import EMBEDDED, ROOT, is_embedded, model_source
 from cgru.evaluation.base import BASE_REFERENCE, Benchmark, Job, Predictions, stable_hash
 from cgru.evaluation.eyes import Eye, load_eye
-from cgru.evaluation.runner import Panel, fingerprint, predict
+from cgru.evaluation.runner import Gallery, Panel, fingerprint, predict
 from cgru.evaluation.store import SCORES, check_contents, check_protocol, check_writable, scores_pending, write_json
 from cgru.tasks import UnlearnTask
 
@@ -73,6 +73,8 @@ class Session:
     """What the backbone is compared with; the backbone itself when there is an edit."""
     fingerprint: str
     out: Path
+    gallery: Gallery | None = None
+    """Pictures shared with other sessions of this process."""
 
 
 def evaluate(model: str | Path, benchmark: str = "canvas", **settings: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -167,6 +169,8 @@ def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what
         session.benchmark.sampling,
         folder=folder,
         key=key,
+        mark=mark,
+        gallery=session.gallery,
         batch_size=size,
         progress=lambda done, total: progress(what, done, total),
     )

@@ -27,7 +27,7 @@ from cgru.backbones.adapter import attach, save_adapter, weights_swapped
 from cgru.backbones.base import exact_float32
 from cgru.backbones.lora import LORA_FILE
 from cgru.config import RunConfig
-from cgru.pipeline.critic import critic_stage
+from cgru.pipeline.critic import CRITIC_STAGE, critic_stage
 from cgru.pipeline.observer import POLICY_STAGE, Listener, Observer
 from cgru.pipeline.reward import needs_heads, train_heads
 from cgru.pipeline.setting import Parts, Setting, build_setting, load_parts, prompts_hash
@@ -47,8 +47,17 @@ class Interrupted(Exception):
     """Ctrl-C: the run is saved and can be resumed; its argument is the run's folder."""
 
 
-def unlearn(config: RunConfig, out: str | Path = RUNS, *, listeners: tuple[Listener, ...] = ()) -> Run:
-    """Run everything that is left to do for this config under the parent folder `out`; returns the finished run."""
+def unlearn(
+    config: RunConfig, out: str | Path = RUNS, *, listeners: tuple[Listener, ...] = (), until: str = POLICY_STAGE
+) -> Run:
+    """Run everything that is left to do for this config under the parent folder `out`, up to a stage; returns the run.
+
+    Args:
+        config: what to do.
+        out: the parent folder.
+        listeners: called after each iteration.
+        until: the last stage; "2-critic" for a critic without a policy.
+    """
     processes.from_main(lambda: _refuse_idle_processes(config))
     with exact_float32():
         is_new = processes.from_main(lambda: not (Path(out) / run_name(config)).exists())
@@ -56,7 +65,7 @@ def unlearn(config: RunConfig, out: str | Path = RUNS, *, listeners: tuple[Liste
         parts, setting = processes.alike(lambda: _prepared(config)) if is_new else (None, None)
         run = processes.from_main(lambda: Run.create(Path(out), config))
         with _held(run):
-            _stages(run, listeners, parts, setting)
+            _stages(run, listeners, parts, setting, until)
     return run
 
 
@@ -92,15 +101,21 @@ def _held(run: Run) -> Iterator[None]:
 
 
 def _stages(
-    run: Run, listeners: tuple[Listener, ...], parts: Parts | None = None, setting: Setting | None = None
+    run: Run,
+    listeners: tuple[Listener, ...],
+    parts: Parts | None = None,
+    setting: Setting | None = None,
+    until: str = POLICY_STAGE,
 ) -> None:
-    if processes.from_main(lambda: run.is_done(POLICY_STAGE)):
+    if processes.from_main(lambda: run.is_done(until)):
         logger.info("nothing left to do in %s", run.path)
         return
     parts = _known_parts(run, parts)
     heads = reward_stage(run, parts)
     setting = _known_setting(run, parts, heads, setting)
     critic = critic_stage(run, setting)
+    if until == CRITIC_STAGE:
+        return
     # The bank holds what the base policy does, so it is made before there is a LoRA, also on resume.
     bank = make_bank(setting.problem)
     learner = _learner(setting.problem, critic)

@@ -77,7 +77,7 @@ def ratios(records: Records) -> str | None:
     """Importance ratios over training: their mean, and how far the largest is from 1."""
     mean = Series("mean", "blue", points(records, "policy/ratio_mean", 1))
     largest = Series("largest", "orange", points(records, "policy/ratio_max", 1))
-    return _lines([mean, largest], "iterations", short, "Importance ratios over training")
+    return lines([mean, largest], "iterations", short, "Importance ratios over training")
 
 
 def ratio_steps(records: Records) -> str | None:
@@ -88,11 +88,11 @@ def ratio_steps(records: Records) -> str | None:
 def variances(records: Records, suffix: str = "") -> str | None:
     """Variance of the policy gradient for three baselines; `suffix` names the form that was logged."""
     names = {"critic": "r − V", "mean": "r − mean", "ddpo": "DDPO"}
-    lines = [
+    drawn = [
         Series(label, colour, points(records, f"variance/{name}{suffix}"))
         for (name, label), colour in zip(names.items(), COLOURS, strict=False)
     ]
-    return _lines(lines, "iterations", short, "Variance of the gradient over training")
+    return lines(drawn, "iterations", short, "Variance of the gradient over training")
 
 
 def critic_steps(records: Records, fit: Mapping[str, object] | None, key: str, show: Show) -> str | None:
@@ -111,7 +111,7 @@ def _steps(records: Records, prefix: str, title: str, show: Show, extra: Sequenc
     if len(logged) == 1:
         ends = ends[:1]
     series = [*extra, *(Series(label, colour, _by_step(row, prefix)) for label, colour, row in ends)]
-    return _lines(series, "step", show, title)
+    return lines(series, "step", show, title)
 
 
 def _by_step(row: Mapping[str, Scalar], prefix: str) -> list[tuple[float, float | None]]:
@@ -119,7 +119,8 @@ def _by_step(row: Mapping[str, Scalar], prefix: str) -> list[tuple[float, float 
     return [(float(k), value if isinstance(value, int | float) else None) for k, value in sorted(found.items())]
 
 
-def _lines(series: Sequence[Series], x_title: str, show: Show, title: str) -> str | None:
+def lines(series: Sequence[Series], x_title: str, show: Show, title: str) -> str | None:
+    """Lines over one axis with their names at their ends; None where there is no number."""
     drawn = [line for line in series if line.values]
     if not drawn:
         return None

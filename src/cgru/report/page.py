@@ -65,7 +65,12 @@ def _page(records: Sequence[Record], count: int) -> str:
     title = f"Unlearning {records[0].concept}" if is_single else f"Unlearning: {len(records)} runs compared"
     parts: list[Content] = [_contents(named)] if is_single else [_contents(named), compare.comparison(named)]
     parts += [_run(run, count, is_single=is_single) for run in named]
-    footer = tag("footer", "Made by cgru report from the files of the run alone; it loads nothing else.")
+    footer = "Made by cgru report from the files of the run alone; it loads nothing else."
+    return frame(title, "Unlearning report", joined(_subtitle(records)), joined(parts), footer)
+
+
+def frame(title: str, kicker: str, about: Content, parts: Content, footer: str) -> str:
+    """A whole document around the parts: styles, colours and the script are inside it."""
     head = joined(
         [
             tag("meta", charset="utf-8"),
@@ -75,8 +80,9 @@ def _page(records: Sequence[Record], count: int) -> str:
             Html(f"<style>{_colours()}{_asset('page.css')}</style>"),
         ]
     )
-    header = tag("header", tag("p", "Unlearning report", class_="kicker"), tag("h1", title), *_subtitle(records))
-    body = tag("main", header, *parts, footer)
+    top = about if isinstance(about, Html) else tag("p", about, class_="sub")
+    header = tag("header", tag("p", kicker, class_="kicker"), tag("h1", title), top)
+    body = tag("main", header, parts, tag("footer", footer))
     script = Html(f"<script>{_asset('page.js')}</script>")
     return "<!doctype html>\n" + tag("html", tag("head", head), tag("body", body, script), lang="en").text + "\n"
 

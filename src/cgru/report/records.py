@@ -180,7 +180,7 @@ def _evaluations(run: Run) -> tuple[list[Evaluation], list[str]]:
     edit = _sha256(run.path / EDIT)
     for folder in sorted(path for path in (run.path / "eval").glob("*/") if path.is_dir()):
         try:
-            evaluation = _read(folder)
+            evaluation = read_evaluation(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             holes.append(f"The evaluation {folder.name} is left out: {error}")
             continue
@@ -197,7 +197,8 @@ def _evaluations(run: Run) -> tuple[list[Evaluation], list[str]]:
     return found, holes
 
 
-def _read(folder: Path) -> Evaluation:
+def read_evaluation(folder: Path) -> Evaluation:
+    """A folder that `cgru evaluate` or `cgru attack` wrote; ValueError where it is not whole."""
     path = folder / "scores.json"
     if not path.is_file():
         raise ValueError("it has no scores.json, so it is at work or was stopped; the same command continues it")

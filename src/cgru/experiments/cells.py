@@ -1,0 +1,121 @@
+"""A cell: one model of an experiment (a run to train, or the base) and everything that is measured of it.
+
+Cells are plain data: equal on every machine, written to plan.json, and hashed, so that a result is known to belong to
+the definition that made it. The commands of a cell make the same by hand.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from cgru.config import RunConfig
+from cgru.evaluation.base import stable_hash
+from cgru.presets import resolve_config
+
+Options = tuple[tuple[str, str], ...]
+"""Fields of the request beside those named here, such as ("variant", "paper"); a tuple, so that cells can be hashed."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One evaluation."""
+
+    benchmark: str
+    images: int = 1
+    target: str | None = None
+    options: Options = ()
+
+    @property
+    def words(self) -> list[str]:
+        """As `cgru evaluate` takes them."""
+        target = [] if self.target is None else ["--target", self.target]
+        return ["--benchmark", self.benchmark, *target, "--images", str(self.images), *_words(self.options)]
+
+
+@dataclass(frozen=True)
+class Assault:
+    """One campaign of UnlearnDiffAtk."""
+
+    target: str
+    prompts: int
+    schedule: str = "short"
+    tokens: int = 3
+    without_word: bool = False
+    options: Options = ()
+
+    @property
+    def words(self) -> list[str]:
+        """As `cgru attack` takes them."""
+        counts = ["--prompts", str(self.prompts), "--schedule", self.schedule, "--tokens", str(self.tokens)]
+        flag = ["--without-word"] if self.without_word else []
+        return ["--target", self.target, *counts, *flag, *_words(self.options)]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model and its measurements; without a concept it is the base model, which is not trained."""
+
+    name: str
+    """Of its files; unique in a plan."""
+    experiment: str
+    model: str
+    concept: str | None = None
+    method: str = "cgru"
+    preset: str = "demo"
+    seed: int = 0
+    settings: tuple[str, ...] = ()
+    """key=value, laid over the preset."""
+    stage: Literal["critic", "policy"] = "policy"
+    """How far it is trained; the ablation of critics needs no policy."""
+    measures: tuple[Measure, ...] = ()
+    assaults: tuple[Assault, ...] = ()
+    missing: str = ""
+    """What this cell needs and was not given: it is not run, and the page says so."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal definitions; a result of another definition is not taken for this one's."""
+        return stable_hash(asdict(self))[:16]
+
+    def config(self, device: str) -> RunConfig:
+        """The settings of its run; only for a cell with a concept."""
+        assert self.concept is not None
+        return resolve_config(
+            self.concept,
+            model=self.model,
+            method=self.method,
+            preset_name=self.preset,
+            overrides=[f"seed={self.seed}", f"device={device}", *self.settings],
+        )
+
+    def commands(self, run: str | None) -> list[str]:
+        """What makes the same by hand; `run` is the folder of the finished run."""
+        subject = run or self.model
+        trained = [] if self.concept is None else [self._unlearn()]
+        measured = [["evaluate", subject, *measure.words] for measure in self.measures]
+        attacked = [["attack", subject, *assault.words] for assault in self.assaults]
+        return [shlex.join(["cgru", *words]) for words in (*trained, *measured, *attacked)]
+
+    def _unlearn(self) -> list[str]:
+        assert self.concept is not None
+        names = ["--model", self.model, "--method", self.method, "--preset", self.preset, "--seed", str(self.seed)]
+        return ["unlearn", self.concept, *names, *self.settings]
+
+
+def from_record(record: Mapping[str, Any]) -> Cell:
+    """A cell as plan.json and the cells' own files hold it."""
+    measures = tuple(Measure(**{**row, "options": _pairs(row["options"])}) for row in record["measures"])
+    assaults = tuple(Assault(**{**row, "options": _pairs(row["options"])}) for row in record["assaults"])
+    cell = Cell(**{**record, "settings": tuple(record["settings"]), "measures": (), "assaults": ()})
+    return replace(cell, measures=measures, assaults=assaults)
+
+
+def _pairs(rows: list[list[str]]) -> Options:
+    return tuple((key, value) for key, value in rows)
+
+
+def _words(options: Options) -> list[str]:
+    return [word for key, value in options for word in (f"--{key.replace('_', '-')}", value)]

@@ -1,0 +1,102 @@
+"""How much of the paper is run: `smoke` shows every part, `small` completes every table, `full` is the paper's size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cgru.catalog import unknown
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numbers of everything; the experiments themselves are the same at every scale."""
+
+    name: str
+    classes: tuple[str, ...]
+    """Object removal is run for these; empty: all 20."""
+    methods: tuple[str, ...]
+    """Compared in object removal, ours first."""
+    seeds: tuple[int, ...]
+    """Of object and safety runs."""
+    study_seeds: tuple[int, ...]
+    """Of CGRU against DDPO and of the critics."""
+    preset: str
+    """Of Emoji Canvas; another model takes the paper's own presets."""
+    iterations: int | None
+    """Of each run; None: the preset's."""
+    study_iterations: int
+    """Of CGRU against DDPO."""
+    study_trajectories: int
+    """Collected in each of its iterations."""
+    images: int
+    """Pictures per prompt."""
+    attacked: int
+    """Prompts of each attack."""
+    schedule: str
+    critic_trajectories: int
+    """Of the ablation of critics; an eighth is held out."""
+    has_paraphrases: bool
+    """Whether object removal is also measured in other words, which the paper does not."""
+
+
+SCALES: Mapping[str, Scale] = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            name="smoke",
+            classes=("Cats", "Jellyfish", "Trees"),
+            methods=("cgru",),
+            seeds=(0,),
+            study_seeds=(0,),
+            preset="demo",
+            iterations=8,
+            study_iterations=6,
+            study_trajectories=32,
+            images=1,
+            attacked=5,
+            schedule="short",
+            critic_trajectories=160,
+            has_paraphrases=False,
+        ),
+        Scale(
+            name="small",
+            classes=(),
+            methods=("cgru", "ddpo"),
+            seeds=(0,),
+            study_seeds=(0, 1, 2),
+            preset="best",
+            iterations=None,
+            study_iterations=40,
+            study_trajectories=64,
+            images=2,
+            attacked=50,
+            schedule="short",
+            critic_trajectories=1536,
+            has_paraphrases=True,
+        ),
+        Scale(
+            name="full",
+            classes=(),
+            methods=("cgru", "ddpo", "dpok"),
+            seeds=(0, 1, 2),
+            study_seeds=(0, 1, 2),
+            preset="best",
+            iterations=None,
+            study_iterations=100,
+            study_trajectories=64,
+            images=20,
+            attacked=142,
+            schedule="official",
+            critic_trajectories=1536,
+            has_paraphrases=True,
+        ),
+    )
+}
+
+
+def find_scale(name: str) -> Scale:
+    """A scale by name."""
+    if name not in SCALES:
+        raise ValueError(unknown("scale", name, SCALES, "Start with smoke."))
+    return SCALES[name]

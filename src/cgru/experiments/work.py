@@ -1,0 +1,244 @@
+"""Do the cells of a plan: several side by side, each resumable, a failure of one never the end of the others.
+
+OUT/plan.json says what there is to do, OUT/cells/NAME.json what became of a cell (run, evaluations, attacks, seconds;
+or the error), OUT/runs and OUT/base hold what it refers to. A cell whose file has its fingerprint is not done again.
+Workers are processes of one thread each on a CPU: the model is small, so two threads do less than two processes.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+from cgru.experiments.cells import Assault, Cell, Measure, Options
+from cgru.runs import atomic_write, commit_of
+
+PLAN = "plan.json"
+CELLS, RUNS, BASE = "cells", "runs", "base"
+FILES = ("reference", "source", "judges")
+"""Options that are paths."""
+Record = dict[str, Any]
+Told = Callable[[Cell, Record], None]
+"""Called with each cell when it is done, and its record."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker needs beside the cell."""
+
+    out: Path
+    device: str
+    threads: int | None
+    """On a CPU; None: torch's own choice."""
+
+
+def reproduce(
+    cells: Sequence[Cell], order: Order, workers: int, told: Told, *, about: Mapping[str, Any]
+) -> list[Record]:
+    """Do what is left of the plan and write its files; the record of each cell, in the plan's order."""
+    out = order.out
+    (out / CELLS).mkdir(parents=True, exist_ok=True)
+    write_plan(out, cells, about)
+    done = {cell.name: record for cell in cells if (record := read_record(out, cell)) and "error" not in record}
+    for cell in cells:
+        if cell.missing:
+            done[cell.name] = _write(out, cell, {"not_run": cell.missing})
+    left = [cell for cell in cells if cell.name not in done]
+    for cell, record in _worked(left, order, workers):
+        done[cell.name] = _write(out, cell, record)
+        told(cell, record)
+    return [done[cell.name] for cell in cells]
+
+
+def write_plan(out: Path, cells: Sequence[Cell], about: Mapping[str, Any]) -> None:
+    """What the page starts from."""
+    plan = {**about, "cells": [{**asdict(cell), "fingerprint": cell.fingerprint} for cell in cells]}
+    atomic_write(out / PLAN, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_record(out: Path, cell: Cell) -> Record | None:
+    """What became of the cell; None if it was not tried, or by another definition."""
+    try:
+        record: Record = json.loads((out / CELLS / f"{cell.name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if record.get("fingerprint") == cell.fingerprint else None
+
+
+def _write(out: Path, cell: Cell, found: Record) -> Record:
+    record = {"name": cell.name, "fingerprint": cell.fingerprint, **found}
+    atomic_write(out / CELLS / f"{cell.name}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return record
+
+
+def _worked(cells: Sequence[Cell], order: Order, workers: int) -> Iterator[tuple[Cell, Record]]:
+    if workers == 1 or len(cells) <= 1:
+        yield from ((cell, attempt(cell, order)) for cell in cells)
+        return
+    # Spawned, since a forked CUDA context is none; daemons of nobody: Ctrl-C reaches them as it reaches us.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(cells)), mp_context=context, max_tasks_per_child=1) as pool:
+        waiting: dict[Future[Record], Cell] = {pool.submit(attempt, cell, order): cell for cell in cells}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], _result(future)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _result(future: Future[Record]) -> Record:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return {"error": "a worker was killed (out of memory?); the same command goes on with what is left"}
+
+
+def attempt(cell: Cell, order: Order) -> Record:
+    """Do a cell; an error is a record, too, so that the others go on."""
+    try:
+        return do(cell, order)
+    except (ValueError, OSError) as error:
+        return {"error": str(error)}
+    except Exception:
+        return {"error": traceback.format_exc()}
+
+
+def do(cell: Cell, order: Order) -> Record:
+    """Train, evaluate, attack; everything that is there already is found and not done again."""
+    from cgru.cli.terminal import quiet_libraries
+
+    quiet_libraries()
+    _limit_threads(order)
+    begun = time.monotonic()
+    run = _train(cell, order) if cell.concept is not None else None
+    trained = time.monotonic()
+    subject = cell.model if run is None else str(run)
+    evaluations = _evaluate(cell, subject, order)
+    evaluated = time.monotonic()
+    attacks = [_attack(assault, subject, cell, order) for assault in cell.assaults]
+    seconds = {
+        "training": round(trained - begun, 1),
+        "evaluation": round(evaluated - trained, 1),
+        "attack": round(time.monotonic() - evaluated, 1),
+    }
+    folders = {"run": _inside(order.out, run), "evaluations": evaluations, "attacks": attacks}
+    return {**folders, "seconds": seconds, **_provenance(order.device)}
+
+
+def _train(cell: Cell, order: Order) -> Path:
+    from cgru.pipeline.critic import CRITIC_STAGE
+    from cgru.pipeline.observer import POLICY_STAGE
+    from cgru.pipeline.stages import unlearn
+
+    until = {"critic": CRITIC_STAGE, "policy": POLICY_STAGE}[cell.stage]
+    return unlearn(cell.config(order.device), order.out / RUNS, until=until).path
+
+
+def _evaluate(cell: Cell, subject: str, order: Order) -> list[str | None]:
+    """All benchmarks of a cell in one process, so that they share the pictures they have in common."""
+    from cgru.evaluation.runner import Gallery
+
+    gallery = Gallery()
+    return [_measure(measure, subject, cell, order, gallery) for measure in cell.measures]
+
+
+def _measure(measure: Measure, subject: str, cell: Cell, order: Order, gallery: Any) -> str | None:  # noqa: ANN401
+    from cgru.evaluation.session import Request, prepare, run
+
+    options = _options(measure.options)
+    place = order.out / BASE / measure.benchmark
+    session = prepare(
+        Request(
+            subject,
+            measure.benchmark,
+            images=measure.images,
+            target=measure.target,
+            out=place if cell.concept is None else None,
+            device=order.device,
+            **options,
+        )
+    )
+    if cell.concept is not None and (place / "predictions.jsonl").is_file():
+        # The base's pictures of this benchmark are known by their keys: what fits is not drawn again.
+        with suppress(FileExistsError):
+            copytree(place, session.out / "base", ignore=lambda folder, names: {"base", "scores.json"} & {*names})
+    run(replace(session, gallery=gallery))
+    _grids(session.out, measure, has_base=cell.concept is not None)
+    return _inside(order.out, session.out)
+
+
+def _grids(folder: Path, measure: Measure, *, has_base: bool) -> None:
+    from cgru.cli.terminal import save_png
+    from cgru.report.grid import before_after
+
+    if has_base and measure.target and measure.benchmark in ("canvas", "hazard", "paraphrase"):
+        save_png(folder / "before_after.png", before_after(folder))
+
+
+def _attack(assault: Assault, subject: str, cell: Cell, order: Order) -> str | None:
+    from cgru.evaluation.attack import AttackRequest, prepare_attack, run_attack
+
+    options = _options(assault.options)
+    session = prepare_attack(
+        AttackRequest(
+            subject,
+            assault.target,
+            prompts=assault.prompts,
+            schedule=assault.schedule,
+            tokens=assault.tokens,
+            without_word=assault.without_word,
+            out=order.out / BASE / "attack" if cell.concept is None else None,
+            device=order.device,
+            **options,
+        )
+    )
+    run_attack(session)
+    return _inside(order.out, session.out)
+
+
+def _options(given: Options) -> dict[str, Any]:
+    return {key: Path(value) if key in FILES else value for key, value in given}
+
+
+def _limit_threads(order: Order) -> None:
+    import torch
+
+    if order.threads is not None:
+        torch.set_num_threads(order.threads)
+
+
+def _inside(out: Path, path: Path | None) -> str | None:
+    """A path as the files keep it: relative, so that the folder can be moved."""
+    return None if path is None else os.path.relpath(path, out)
+
+
+def _provenance(device: str) -> Record:
+    import torch
+
+    from cgru.backbones.base import pick_device
+    from cgru.evaluation.session import LIBRARIES
+
+    picked = pick_device(device)
+    name = torch.cuda.get_device_name(picked) if picked.type == "cuda" else f"{picked.type}, {platform.machine()}"
+    return {
+        "device": name,
+        # A copy of the tree on a borrowed machine has no .git, so whoever copied it says what it is.
+        "commit": commit_of(Path(__file__)) or os.environ.get("CGRU_COMMIT"),
+        "versions": {name: version(name) for name in LIBRARIES},
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

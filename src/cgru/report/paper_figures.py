@@ -1,0 +1,174 @@
+"""The paper's figures from the cells of a reproduction: trade-off, progression, reward, gradient variance, ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cgru.report import pictures
+from cgru.report.charts import COLOURS, Spot, lines, plane, ratio_steps, ratios
+from cgru.report.curves import short
+from cgru.report.html import Content, Html, figure, hole, note, section, table, tabs, tag
+from cgru.report.paper_tables import mean, methods, of_objects
+from cgru.report.records import Record
+from cgru.report.reproduced import Reproduction
+from cgru.report.svg import Series
+from cgru.runs import Scalar
+
+PAIRS = 6
+"""Pictures before and after, of the concept and of the rest each."""
+PROGRESSIONS = 3
+"""Runs whose pictures over training are shown."""
+Metrics = Sequence[Mapping[str, Scalar]]
+
+
+def sections(found: Reproduction) -> list[Html]:
+    """All of them."""
+    return [trade_off(found), before_after(found), against_ddpo(found), stability(found)]
+
+
+def trade_off(found: Reproduction) -> Html:
+    """UA and IRA of each method, means over classes."""
+    title, lead = "Trade-off", "Forgetting is easy if everything else may break; this shows both at once."
+    spots = []
+    for method, colour in zip(methods(found), COLOURS, strict=False):
+        rows = [
+            (str(done.cell.concept), {key: hit.scores["measurements"][key]["value"] for key in ("ua", "ira")})
+            for done in found.of("objects")
+            if done.cell.method == method and (hit := of_objects(done))
+        ]
+        gone, kept = mean(rows, "ua"), mean(rows, "ira")
+        if gone and kept:
+            spots.append(Spot(f"{method.upper()} (n {gone['n']})", _bounds(gone), _bounds(kept), colour))
+    if not spots:
+        return section(title, lead, hole("No class was removed and measured."), anchor="plane")
+    drawing = plane(spots, "forgotten (UA)", "kept (IRA)", has_front=len(spots) > 1)
+    words = "A cross is the 95 % interval over classes. Published methods have a plane of their own below: other data."
+    return section(title, lead, tag("div", figure(drawing, title), class_="chart"), note(words), anchor="plane")
+
+
+def _bounds(found: Mapping[str, float | None]) -> tuple[float, float, float]:
+    value = float(found["value"] or 0.0)
+    low, high = (value if found[key] is None else float(found[key] or 0.0) for key in ("low", "high"))
+    return value, low, high
+
+
+def before_after(found: Reproduction) -> Html:
+    """Pairs on the same noise for each class of our method, and rows over training for the first few."""
+    title, lead = "Pictures", "The same prompt and noise, before and after; then over training."
+    ours = methods(found)[:1]
+    runs = [done for done in [*found.of("objects"), *found.of("safety")] if done.run and done.cell.method in ours]
+    first = [done for done in runs if done.cell.seed == runs[0].cell.seed]
+    if not first:
+        return section(title, lead, hole("No finished run has pictures."), anchor="pictures")
+    pairs = [(str(done.cell.concept), _pairs(done.run, f"pairs-{i}")) for i, done in enumerate(first) if done.run]
+    rows = [
+        (str(done.cell.concept), pictures.progression(done.run, f"rows-{i}"))
+        for i, done in enumerate(first[:PROGRESSIONS])
+        if done.run
+    ]
+    parts = [tabs("pictures-pairs", pairs), tag("h4", "Over training"), tabs("pictures-rows", rows)]
+    return section(title, lead, *parts, anchor="pictures")
+
+
+def _pairs(record: Record, anchor: str) -> Html:
+    return pictures.before_after(record, anchor, limit=PAIRS)
+
+
+def against_ddpo(found: Reproduction) -> Html:
+    """Reward and gradient variance over training, means over seeds."""
+    title = "CGRU and DDPO on the same reward"
+    lead = "Nothing is forgotten here: both raise one score, and differ in the advantage alone."
+    groups = {
+        method: [done.run.metrics for done in found.of("ddpo") if done.run and done.cell.method == method]
+        for method in ("cgru", "ddpo")
+    }
+    if not any(groups.values()):
+        return section(title, lead, hole("Not run."), anchor="ddpo")
+    keys = {"cgru": "variance/critic", "ddpo": "variance/ddpo"}
+    reward = _compared(groups, dict.fromkeys(groups, "reward/mean"), "Mean reward of a batch")
+    variance = _compared(groups, keys, "Variance of the gradient")
+    quotient = _compared(
+        groups, {m: f"{key}_raw_normalised" for m, key in keys.items()}, "Variance over the squared mean"
+    )
+    parts = [
+        _chart("Mean reward of a batch, mean over seeds", reward),
+        _chart("Variance of the gradient (trace of the covariance over trajectories)", variance),
+        _chart("The same over the squared norm of the mean gradient", quotient),
+        _finals(groups),
+        note(
+            "DDPO divides rewards by their deviation, so its gradients have another scale: only the quotient compares. "
+            "The paper's figure gives no formula."
+        ),
+    ]
+    return section(title, lead, *parts, anchor="ddpo")
+
+
+def _compared(groups: Mapping[str, Sequence[Metrics]], keys: Mapping[str, str], title: str) -> str | None:
+    series = [
+        Series(method.upper(), colour, averaged(runs, keys[method]))
+        for (method, runs), colour in zip(groups.items(), COLOURS, strict=False)
+    ]
+    return lines(series, "iterations", short, title)
+
+
+def averaged(runs: Sequence[Metrics], key: str) -> list[tuple[float, float | None]]:
+    """Mean over runs of a logged number, at the iterations that all of them logged."""
+    tables = [{int(row["iteration"] or 0): row.get(key) for row in run if key in row} for run in runs]
+    shared = sorted(set.intersection(*(set(one) for one in tables))) if tables else []
+    found: list[tuple[float, float | None]] = []
+    for iteration in shared:
+        values = [one[iteration] for one in tables]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        found.append((float(iteration), sum(numbers) / len(numbers) if len(numbers) == len(values) else None))
+    return found
+
+
+def _finals(groups: Mapping[str, Sequence[Metrics]]) -> Html:
+    """Mean reward of the first and the last quarter of iterations, by seed."""
+    rows: list[list[Content]] = []
+    for method, runs in groups.items():
+        ends = [_quarters(run) for run in runs]
+        last = [end for _, end in ends]
+        spread = f"{min(last):.3g} – {max(last):.3g}" if last else "—"
+        first = f"{sum(start for start, _ in ends) / len(ends):.3g}" if ends else "not run"
+        rows.append([method.upper(), first, f"{sum(last) / len(last):.3g}" if last else "not run", spread, len(runs)])
+    head = ["", "first quarter", "last quarter ↑", "lowest – highest seed", "seeds"]
+    return table(head, rows, "Mean reward", "numbers")
+
+
+def _quarters(run: Metrics) -> tuple[float, float]:
+    rewards = [float(row["reward/mean"] or 0.0) for row in run if isinstance(row.get("reward/mean"), int | float)]
+    size = max(1, len(rewards) // 4)
+    return sum(rewards[:size]) / size, sum(rewards[-size:]) / size
+
+
+def stability(found: Reproduction) -> Html:
+    """Importance ratios before clipping, over all CGRU runs that removed an object."""
+    title, lead = "Importance ratios", "Ratios far from 1 mean that an update left the data it was computed from."
+    runs = [done.run.metrics for done in found.of("objects") if done.run and done.cell.method == "cgru"]
+    if not runs:
+        return section(title, lead, hole("No CGRU run removed an object."), anchor="ratios")
+    merged = _merged(runs)
+    count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    words = f"Mean over {count}, before clipping; `largest` is the mean of the runs' largest distance from 1."
+    parts = [
+        _chart("Mean ratio, and the largest distance from 1", ratios(merged)),
+        _chart("Spread of the ratios by denoising step (0 is pure noise)", ratio_steps(merged)),
+        note(words),
+    ]
+    return section(title, lead, *parts, anchor="ratios")
+
+
+def _merged(runs: Sequence[Metrics]) -> list[dict[str, Scalar]]:
+    """One log whose numbers are means over runs, at the iterations and keys that all of them have."""
+    keys = set.intersection(*({key for row in run for key in row if "ratio" in key} for run in runs))
+    found: dict[int, dict[str, Scalar]] = {}
+    for key in sorted(keys):
+        for iteration, value in averaged(runs, key):
+            found.setdefault(int(iteration), {"iteration": int(iteration)})[key] = value
+    return [found[iteration] for iteration in sorted(found)]
+
+
+def _chart(title: str, drawing: str | None) -> Html:
+    inside = figure(drawing, title) if drawing else hole("Nothing was logged.")
+    return tag("div", tag("h4", title), inside, class_="chart")

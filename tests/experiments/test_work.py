@@ -1,0 +1,92 @@
+"""Doing the cells: what is done is not done again, what fails harms nobody, what is missing is said."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cgru.experiments.cells import Cell
+from cgru.experiments.work import Order, read_record, reproduce
+
+TINY = (
+    "critic.trajectories=8",
+    "critic.epochs=1",
+    "critic.batch=16",
+    "prompts.critic=16",
+    "sampling.steps=2",
+    "sampling.noisy_steps=0",
+    "watch.every=0",
+)
+
+
+def critic_cell(kind: str = "film", *more: str) -> Cell:
+    return Cell(
+        f"critic-{kind}",
+        "critic",
+        "emoji-canvas",
+        "Dogs",
+        settings=(*TINY, f"critic.kind={kind}", *more),
+        stage="critic",
+    )
+
+
+def fit(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "stages" / "2-critic" / "done.json").read_text())
+    return found
+
+
+def work(out: Path, *cells: Cell, workers: int = 1) -> tuple[list[dict[str, Any]], list[str]]:
+    told: list[str] = []
+    records = reproduce(
+        cells, Order(out, "cpu", 1), workers, lambda cell, _: told.append(cell.name), about={"scale": "t"}
+    )
+    return records, told
+
+
+def test_a_critic_is_fitted_without_a_policy_and_only_once(tmp_path: Path) -> None:
+    cell = critic_cell()
+    records, told = work(tmp_path, cell)
+    assert told == ["critic-film"]
+    run = tmp_path / records[0]["run"]
+    assert fit(run)["trajectories"] == 8
+    assert not (run / "edit").exists()
+    again, told = work(tmp_path, cell)
+    assert told == []
+    assert again == records
+
+
+def test_a_failure_is_a_record_and_is_tried_again(tmp_path: Path) -> None:
+    bad = replace(critic_cell("plain"), model="no/such/folder-here")
+    (failed, good), told = work(tmp_path, bad, critic_cell())
+    assert "error" in failed
+    assert "error" not in good
+    assert told == ["critic-plain", "critic-film"]
+    _, told = work(tmp_path, bad, critic_cell())
+    assert told == ["critic-plain"]
+
+
+def test_a_cell_that_lacks_something_is_not_run(tmp_path: Path) -> None:
+    (record,), told = work(tmp_path, replace(critic_cell(), missing="a judge"))
+    assert record["not_run"] == "a judge"
+    assert told == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_result_of_another_definition_is_not_taken(tmp_path: Path) -> None:
+    cell = critic_cell()
+    work(tmp_path, replace(cell, missing="something"))
+    assert read_record(tmp_path, cell) is None
+    _, told = work(tmp_path, cell)
+    assert told == ["critic-film"]
+
+
+@pytest.mark.slow
+def test_two_workers_do_what_one_does(tmp_path: Path) -> None:
+    cells = (critic_cell(), critic_cell("plain"))
+    alone, _ = work(tmp_path / "one", *cells)
+    together, told = work(tmp_path / "two", *cells, workers=2)
+    assert sorted(told) == ["critic-film", "critic-plain"]
+    for one, two in zip(alone, together, strict=True):
+        assert fit(tmp_path / "one" / one["run"]) == fit(tmp_path / "two" / two["run"])
