@@ -104,6 +104,7 @@ def test_a_run_is_complete(uninterrupted: Run) -> None:
     assert [record["iteration"] for record in records] == [0, 1, 2]
     assert 0 <= float(records[0]["policy/parity"] or 0) <= 1e-5 and "policy/parity" not in records[1]
     extra = uninterrupted.manifest["extra"]
+    assert extra["critic"] is None and extra["detector"] is None  # known: a critic of latents, no detector
     assert extra["sizes"]["rollout"] == 64 and extra["reward"]["name"] == "brightness" and len(extra["prompts"]) == 64
 
 
