@@ -21,6 +21,7 @@ TIERS = {
     "cgru.catalog": 0,
     "cgru.runs": 0,
     "cgru.processes": 0,
+    "cgru.lineage": 0,
     "cgru.assets": 0,
     "cgru.prompts": 0,
     "cgru.prompts.llava": 2,

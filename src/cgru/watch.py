@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForImageClassification, AutoTokenizer, CLIPModel, SiglipModel
 
 from cgru.catalog import nearest, unknown
+from cgru.lineage import shared
 from cgru.prompts import Prompt
 from cgru.rewards.pictures import Preprocess, read_preprocess
 from cgru.rewards.weights import ALLOWED, lineage_of, load_network, origin_of, read_json, reading
@@ -291,23 +292,19 @@ class BestTradeOff:
 
 def refuse_shared_lineage(reward: Mapping[str, Any], detector: Mapping[str, Any]) -> None:
     """A detector with weights of the reward, or started from the same ones, would be fooled along with it."""
-    if shared := _origins(reward) & _origins(detector):
+    if common := shared(reward, detector):
         names = f"reward {reward['name']!r} and detector {detector['name']!r}"
-        raise ValueError(f"{names} share the weights {', '.join(sorted(shared))}. Watch with an unrelated detector.")
+        raise ValueError(f"{names} share the weights {', '.join(sorted(common))}. Watch with an unrelated detector.")
 
 
 def refuse_judge(detector: Mapping[str, Any], root: Path = ASSETS) -> None:
     """Training that stops by what a judge sees would be judged by what it was chosen for."""
     for folder in sorted(root.glob("judges/*/")) + [root / "clip-eval"]:
-        if _origins(detector) & set(lineage_of(folder)["weights"]):
+        if shared(detector, lineage_of(folder)):
             raise ValueError(
                 f"detector {detector['name']!r} is the judge {folder.name!r} of the benchmark; allowed: a network that "
                 "judges nothing. Give another as watch.detector, or none."
             )
-
-
-def _origins(lineage: Mapping[str, Any]) -> set[str]:
-    return {*lineage["weights"], *lineage["started_from"]}
 
 
 def _share(outcomes: Sequence[bool]) -> float:

@@ -219,7 +219,7 @@ def test_candidates_are_the_benchmarks_prompts_and_noise() -> None:
 )
 def test_the_word_can_be_taken_out(concept: Concept, hidden: str) -> None:
     jobs = canvas_candidates(concept, load_lexicon(), 1)
-    trial = Trial(concept.name, concept.kind, jobs, own_judges.always, {}, Sampling(1, 1.0, 0.0))
+    trial = Trial(concept.name, concept.kind, jobs, own_judges.always, {}, Sampling(1, 1.0, 0.0), {})
     assert trial.hidden(jobs[0]) == hidden
 
 

@@ -102,9 +102,9 @@ def test_a_run_that_stops_leaves_no_scores_of_an_earlier_one(asset_root: Path, t
 def test_each_precision_has_its_own_samples(asset_root: Path, tmp_path: Path) -> None:
     folders = []
     for dtype in ("fp32", "bf16"):
-        evaluate("emoji-canvas", images=1, out=tmp_path, root=asset_root, dtype=dtype)
-        keys = {row["key"] for row in lines(tmp_path / "predictions.jsonl")}
-        folders += [tmp_path / "samples" / key for key in keys]
+        evaluate("emoji-canvas", images=1, out=tmp_path / dtype, root=asset_root, dtype=dtype)
+        keys = {row["key"] for row in lines(tmp_path / dtype / "predictions.jsonl")}
+        folders += [tmp_path / dtype / "samples" / key for key in keys]
     first, second = ([path.read_bytes() for path in sorted(folder.glob("*.png"))] for folder in folders)
     assert len(first) == len(second) == 6
     assert first != second

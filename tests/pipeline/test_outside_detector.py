@@ -14,6 +14,7 @@ from cgru.config import RunConfig, override
 from cgru.pipeline import unlearn
 from cgru.pipeline.reward import CLIP_B32
 from cgru.pipeline.setting import build_setting, load_parts
+from cgru.rewards.weights import lineage_of
 from cgru.runs import read_metrics
 from cgru.tasks import ASSETS
 
@@ -98,6 +99,8 @@ def test_a_run_is_watched_and_stops_by_it(sd_folder: Path, clip: Path, tmp_path:
     assert len(records) == 2
     assert all({"watch/target_share", "watch/keep_share", "watch/gap"} <= set(record) for record in records)
     assert run.outcome("3-policy")["best_look"]["iteration"] == 1
+    weights = json.loads((run.path / "manifest.json").read_text())["extra"]["detector"]["weights"]
+    assert weights == lineage_of(clip)["weights"] != []
     assert (run.path / "edit" / "pytorch_lora_weights.safetensors").is_file()
 
 

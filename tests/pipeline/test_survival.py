@@ -36,10 +36,11 @@ DDPO = ["critic.kind=none", "policy.advantage=batch"]
 PER_PROMPT = ["critic.kind=none", "policy.advantage=per-prompt", "retention.kl=0"]
 DPOK = ["policy.clip_mode=hard", "policy.window=8", "retention.kl_forget=0.1", "retention.kl_form=noise"]
 # Each goes on where the one before was killed. Optimiser steps: 4 warm-start the critic, then 4 + 2 an iteration.
-# Renames of a start: two facts in the manifest, then the log if lines are cut; each picture, checkpoint and marker.
+# Renames of a start: a fact in the manifest, the critic and its marker, another fact, the log if lines are cut; each
+# picture, checkpoint and marker.
 MOMENTS = [
     ("reward", 1),  # in the critic's warm start
-    ("rename", 4),  # its weights are there, its marker is not
+    ("rename", 3),  # its weights are there, its marker is not
     ("step", 10),  # between the two updates of iteration 0
     ("log", 1),  # after its log line, before its checkpoint
     ("rename", 5),  # before that checkpoint is put in place
@@ -103,6 +104,7 @@ def test_a_run_is_complete(uninterrupted: Run) -> None:
     assert [record["iteration"] for record in records] == [0, 1, 2]
     assert 0 <= float(records[0]["policy/parity"] or 0) <= 1e-5 and "policy/parity" not in records[1]
     extra = uninterrupted.manifest["extra"]
+    assert extra["critic"] is None and extra["detector"] is None  # known: a critic of latents, no detector
     assert extra["sizes"]["rollout"] == 64 and extra["reward"]["name"] == "brightness" and len(extra["prompts"]) == 64
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cgru import processes
 from cgru.cli.options import Attack
-from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
+from cgru.cli.terminal import names_of, progress_bar, quiet_libraries, save_png, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +34,7 @@ def prepare_attack(options: Attack, root: Path) -> Callable[[], int]:
         source=options.source,
         judge=options.judge,
         pictures=options.pictures,
+        allow_judge=names_of(options.allow_judge),
         base=options.model,
         seed=options.seed,
         out=options.out,
@@ -51,6 +53,8 @@ def _attack(options: Attack, prepared: AttackSession) -> int:
 
     with progress_bar(options.json) as progress:
         scores = run_attack(prepared, progress)
+    if not processes.is_main():
+        return 0
     files = {"folder": str(prepared.out)}
     if scores["examples"]:
         files["strip"] = str(prepared.out / "examples.png")
@@ -59,13 +63,11 @@ def _attack(options: Attack, prepared: AttackSession) -> int:
 
 
 def _tell(console: Console, scores: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    from cgru.report.terminal import scores_table
+    from cgru.report.terminal import notices, scores_table
 
     console.print(scores_table(scores, is_wide=console.width >= 110))
-    found, wanted = scores["protocol"]["targets"]["found"], scores["protocol"]["prompts"]
-    if found < wanted:
-        reason = "the judge sees the concept in no more of the target pictures"
-        console.print(f"only {found} of {wanted} prompts: {reason}", soft_wrap=True)
+    for line in notices(scores):
+        console.print(line, soft_wrap=True)
     brought_back = [row for row in scores["examples"] if row["after"] and not row["before"]]
     for row in brought_back[:SHOWN]:
         console.print(f"brought back: {row['adversarial']}", soft_wrap=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cgru import catalog
+from cgru import catalog, processes
 from cgru.cli.attacking import prepare_attack
 from cgru.cli.options import (
     Attack,
@@ -29,7 +29,7 @@ from cgru.cli.options import (
 from cgru.cli.prompting import prepare_caption, prepare_split
 from cgru.cli.reporting import prepare_report
 from cgru.cli.reproducing import prepare_reproduce
-from cgru.cli.terminal import progress_bar, quiet_libraries, save_png, show
+from cgru.cli.terminal import names_of, progress_bar, quiet_libraries, save_png, show
 from cgru.cli.training import prepare_curves, prepare_export, prepare_resume, prepare_unlearn
 from cgru.evaluation import assets
 from cgru.evaluation.base import Sampling, stable_hash
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from cgru.evaluation.session import Session
 
 BATCH = 16
+BROKEN = "not finite numbers, as of a model that has diverged"
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".svg", ".pdf"}
 Work = Callable[[], int]
 """The second half of a command; returns the exit code."""
@@ -158,13 +159,8 @@ def _tell_pictures(console: Console, record: Mapping[str, Any]) -> None:
     count = len(record["pictures"])
     where = record["grid"] if "grid" in record else record["images"][0]
     console.print(f"{count} picture{'s' if count > 1 else ''}: {where}", soft_wrap=True)
-    _tell_broken(console, record["broken_images"], "of them")
-
-
-def _tell_broken(console: Console, count: int, what: str) -> None:
-    if count:
-        reason = "not finite numbers, as of a model that has diverged"
-        console.print(f"{count} {what} left blank: {reason}", soft_wrap=True)
+    if lost := record["broken_images"]:
+        console.print(f"{lost} of them left blank: {BROKEN}", soft_wrap=True)
 
 
 def prepare_evaluate(options: Evaluate, root: Path) -> Work:
@@ -180,6 +176,7 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
         target=options.target,
         variant=options.variant,
         reference=options.reference,
+        allow_judge=names_of(options.allow_judge),
         out=options.out,
         base=options.model,
         with_base=not options.no_base,
@@ -198,6 +195,8 @@ def _evaluate(options: Evaluate, prepared: Session) -> int:
 
     with progress_bar(options.json) as progress:
         scores = run(prepared, progress)
+    if not processes.is_main():
+        return 0
     folders = [prepared.out, *([prepared.out / "base"] if prepared.base else [])]
     for folder in folders:
         save_png(folder / "grid.png", canvas_grid(folder))
@@ -209,14 +208,13 @@ def _evaluate(options: Evaluate, prepared: Session) -> int:
 
 
 def _tell_scores(console: Console, scores: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    from cgru.report.terminal import change_table, detections_table, scores_table
+    from cgru.report.terminal import change_table, detections_table, notices, scores_table
 
     console.print(scores_table(scores, is_wide=console.width >= 110))
     if "detections" in scores:
         console.print(detections_table(scores))
-    _tell_broken(console, scores["broken_images"], "pictures judged 'nothing' and")
-    if scores["base"]:
-        _tell_broken(console, scores["base"]["broken_images"], "pictures of the base judged 'nothing' and")
+    for line in notices(scores):
+        console.print(line, soft_wrap=True)
     console.print(f"pictures: {files['grid']}", soft_wrap=True)
     console.print(f"scores, predictions and jobs: {files['folder']}", soft_wrap=True)
     if "strip" in files:

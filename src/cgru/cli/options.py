@@ -93,6 +93,8 @@ class Evaluate:
     """fid, kid, cmmd, clipscore: whose features, such as judge, clip-eval or inception-clean (docs/evaluation.md)."""
     reference: Annotated[Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="")] = None
     """fid, kid, cmmd, clipscore: reference pictures, with meta_data.json (as MJHQ-30K) their prompts, too."""
+    allow_judge: Text = None
+    """Use this judge (or several, with commas) though it shares lineage with what trained the run; scores say so."""
     model: Text = None
     """The base of a LoRA file (default: the run's own, else emoji-canvas)."""
     no_base: bool = False
@@ -133,6 +135,8 @@ class Attack:
         Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="(default: drawn by the base)")
     ] = None
     """Target pictures, one per prompt in the order of their names."""
+    allow_judge: Text = None
+    """Use this judge though it shares lineage with what trained the run; scores say so."""
     model: Text = None
     """The base: what a LoRA file belongs to, and what draws the target pictures (default: the run's own)."""
     seed: Count = 0

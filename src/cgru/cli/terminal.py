@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cgru import processes
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from rich.console import Console
@@ -33,10 +35,15 @@ def show(record: Mapping[str, Any], as_json: bool, tell: Callable[[Console], Non
     return 0
 
 
+def names_of(text: str | None) -> tuple[str, ...]:
+    """The names in an option that takes several, with commas between them."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
 @contextlib.contextmanager
 def progress_bar(is_quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr when a person is looking; nothing when piped."""
-    if is_quiet or not sys.stderr.isatty():
+    if is_quiet or not sys.stderr.isatty() or not processes.is_main():
         yield lambda what, done, total: None
         return
     from rich.console import Console

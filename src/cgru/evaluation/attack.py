@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cgru import processes
 from cgru.attacks.unlearndiffatk import Schedule, find_schedule
 from cgru.backbones import load_model
 from cgru.backbones.base import Backbone
@@ -24,9 +25,18 @@ from cgru.evaluation.base import stable_hash
 from cgru.evaluation.campaign import Campaign, success_rates
 from cgru.evaluation.runner import fingerprint
 from cgru.evaluation.session import LIBRARIES, Progress
-from cgru.evaluation.store import SCORES, Row, check_contents, check_writable, scores_pending, write_json
+from cgru.evaluation.store import (
+    SCORES,
+    Row,
+    check_contents,
+    check_protocol,
+    check_writable,
+    scores_pending,
+    write_json,
+)
 from cgru.evaluation.targets import Found, drawn_targets, given_targets, pictures_hash
 from cgru.evaluation.trials import Trial, find_trial
+from cgru.lineage import STAMP, Kinship, check_judges, trainers_of
 
 NAME, VERSION = "unlearndiffatk", 1
 
@@ -51,6 +61,8 @@ class AttackRequest:
     """ "module:attr" of a function of images that says which show the concept."""
     pictures: Path | None = None
     """A folder of target pictures, one per prompt in the order of their names, instead of the base's."""
+    allow_judge: tuple[str, ...] = ()
+    """Judges that may be relatives of what trained the model; scores.json then says so."""
     base: str | None = None
     """The model that draws the target pictures and that a LoRA belongs to."""
     seed: int = 0
@@ -78,6 +90,8 @@ class AttackSession:
     marks: dict[str, str]
     """Fingerprints of the attacked model and of what the target pictures come from."""
     out: Path
+    kinship: Kinship
+    """What is known of judge and training networks."""
 
     @property
     def size(self) -> int:
@@ -108,6 +122,13 @@ class AttackSession:
             "attack_seed": self.request.seed,
         }
 
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What must be equal for a result to take the place of another: all but the model and the number of prompts."""
+        target = {"name": self.trial.name, "kind": self.trial.kind}
+        facts = {"benchmark": NAME, "version": VERSION, "target": target, STAMP: None}
+        return {**facts, **self.method, **self.setting, **self.kinship.stamp}
+
 
 def attack_model(model: str | Path, target: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
     """Attack a model on a concept; the contents of scores.json. Settings are the fields of `AttackRequest`."""
@@ -115,7 +136,11 @@ def attack_model(model: str | Path, target: str, **settings: Any) -> dict[str, A
 
 
 def prepare_attack(request: AttackRequest) -> AttackSession:
-    """Check and load, cheap checks first; raises ValueError or OSError for a user's mistake."""
+    """Check and load, cheap checks first; raises ValueError or OSError for a user's mistake (in all processes)."""
+    return processes.alike(lambda: _prepared(request))
+
+
+def _prepared(request: AttackRequest) -> AttackSession:
     _check_numbers(request)
     schedule = find_schedule(request.schedule)
     edit_file = find_edit(request.model)
@@ -131,6 +156,7 @@ def prepare_attack(request: AttackRequest) -> AttackSession:
         root=request.root,
         device=backbone.device,
     )
+    kinship = check_judges(trial.lineages, trainers_of(request.model, edit_file), request.allow_judge)
     _check_trial(request, trial, backbone, edit)
     base = _base(request, own, backbone, edit)
     drawer = fingerprint(base) if request.pictures is None else pictures_hash(request.pictures)
@@ -140,17 +166,23 @@ def prepare_attack(request: AttackRequest) -> AttackSession:
     out = request.out or _default_parent(request) / _default_name(request, trial, marks["model"])
     for folder in (out, out / "base"):
         check_contents(folder)
-    return AttackSession(request, schedule, trial, backbone, edit, base, marks, out)
+    session = AttackSession(request, schedule, trial, backbone, edit, base, marks, out, kinship)
+    check_protocol(out, session.fixed)
+    return session
 
 
 def run_attack(session: AttackSession, progress: Progress = lambda what, done, total: None) -> dict[str, Any]:
-    """Find targets, attack, score; scores.json is written last."""
-    with scores_pending(session.out):
-        found, campaign = find_targets(session, progress), _campaign(session)
+    """Find targets, attack, score; scores.json is written last.
+
+    Among processes the main one finds the targets, each attacks its share of them, and the main one scores and writes.
+    """
+    with ExitStack() as stack:
+        processes.from_main(lambda: stack.enter_context(scores_pending(session.out)))
+        found, campaign = processes.from_main(lambda: find_targets(session, progress)), _campaign(session)
         with session.edit.applied(session.backbone) if session.edit else nullcontext(session.backbone) as model:
             rows = campaign.run(model, found.targets, lambda done, total: progress("attacks", done, total))
         scores = _scores(session, found, rows)
-        write_json(session.out / SCORES, scores)
+        processes.from_main(lambda: write_json(session.out / SCORES, scores))
     return scores
 
 
@@ -202,6 +234,7 @@ def _scores(session: AttackSession, found: Found, rows: Sequence[Row]) -> dict[s
             **session.method,
             **session.setting,
             "intervals": "wilson",
+            **session.kinship.stamp,
             "model": {
                 "name": request.model,
                 "base": session.base.name,
@@ -214,6 +247,7 @@ def _scores(session: AttackSession, found: Found, rows: Sequence[Row]) -> dict[s
         "examples": [_example(row) for row in rows],
         "base": None,
         "change": {},
+        "notices": list(session.kinship.notices),
     }
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cgru import processes
 from cgru.attacks.unlearndiffatk import Case, Outcome, Schedule, attack, attack_seed
 from cgru.backbones.base import Backbone
 from cgru.backbones.whitebox import open_up
 from cgru.evaluation.base import Measurement
-from cgru.evaluation.runner import to_pictures
+from cgru.evaluation.runner import finish, to_pictures
 from cgru.evaluation.statistics import wilson
-from cgru.evaluation.store import PredictionFile, Row, job_row, save_picture, write_lines
+from cgru.evaluation.store import PredictionFile, Row, save_picture
 from cgru.evaluation.targets import Target, chunks
 from cgru.evaluation.trials import Trial
 
@@ -45,21 +46,23 @@ class Campaign:
         return self.folder / "samples" / self.key
 
     def run(self, model: Backbone, found: Sequence[Target], progress: Callable[[int, int], None]) -> list[Row]:
-        """One row per target, in order; those on disk are not attacked again."""
+        """One row per target, in order; those on disk are not attacked again. Chunks are shared among processes."""
         self.samples.mkdir(parents=True, exist_ok=True)
-        file = PredictionFile(self.folder, self.key)
-        rows = file.read()
-        for chunk in chunks(found, self.size):
-            todo = [target for target in chunk if target.job.id not in rows]
-            if todo:
-                new = self.attack_chunk(model, todo)
-                file.append(new)  # after the pictures: a row means that the prompt is done
-                rows |= {row["id"]: row for row in new}
-            progress(sum(target.job.id in rows for target in found), len(found))
-        ordered = {target.job.id: rows[target.job.id] for target in found}
-        write_lines(self.folder / "jobs.jsonl", [job_row(target.job) for target in found])
-        file.finish([*(ordered | rows).values()])
-        return [*ordered.values()]
+        file, jobs = PredictionFile(self.folder, self.key), [target.job for target in found]
+        done = processes.from_main(lambda: {job.id for job in jobs if job.id in file.read()})
+        todo = [[target for target in chunk if target.job.id not in done] for chunk in chunks(found, self.size)]
+        todo = [chunk for chunk in todo if chunk]
+        mine = todo[processes.share(len(todo))]
+
+        def attack_mine() -> None:
+            progress(len(done), len(found))
+            for k, chunk in enumerate(mine, 1):
+                file.append(self.attack_chunk(model, chunk))  # after the pictures: a row means that the prompt is done
+                left = sum(len(chunk) for chunk in todo) * (len(mine) - k) // len(mine)  # if the others are as far
+                progress(len(found) - left, len(found))
+
+        processes.alike(attack_mine)
+        return processes.from_main(lambda: finish(file, jobs))
 
     def attack_chunk(self, model: Backbone, chunk: Sequence[Target]) -> list[Row]:
         """Draw the prompts as they are, attack those that do not show the concept, keep the pictures."""

@@ -21,10 +21,11 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from cgru import processes
 from cgru.backbones.base import Backbone
 from cgru.evaluation.base import NOTHING, Job, Predictions, Sampling, stable_hash
 from cgru.evaluation.eyes import Eye
-from cgru.evaluation.store import PredictionFile, Row, job_row, pack, unpack, write_atomic, write_lines
+from cgru.evaluation.store import PredictionFile, Row, is_whole_png, job_row, pack, unpack, write_atomic, write_lines
 from cgru.mdp import rollout
 
 Progress = Callable[[int, int], None]
@@ -144,30 +145,52 @@ def predict(
     batch_size: int,
     progress: Progress,
 ) -> Predictions:
-    """Draw and judge what is not there yet; writes jobs.jsonl, predictions.jsonl and the grid's pictures."""
+    """Draw and judge what is not there yet; writes jobs.jsonl, predictions.jsonl and the grid's pictures.
+
+    Among processes each draws its share into a file of its own; the main one, which puts them together, tells all.
+    """
     samples = folder / "samples" / key
     samples.mkdir(parents=True, exist_ok=True)
     file = PredictionFile(folder, key)
+    todo = processes.from_main(lambda: missing_jobs(jobs, file.read(), samples))
+    mine = todo[processes.share(len(todo))]
+
+    def pictures(model: Backbone, batch: Sequence[Job]) -> Tensor:
+        if gallery:
+            return gallery.draw(model, mark, batch, sampling)
+        return draw(model, [job.prompt for job in batch], [job.seed for job in batch], sampling)
+
+    def draw_mine() -> None:
+        progress(len(jobs) - len(todo), len(jobs))
+        for start in range(0, len(mine), batch_size):
+            batch = mine[start : start + batch_size]
+            images, broken = mend(pictures(backbone, batch))
+            save_samples(samples, batch, images)
+            file.append(panel.rows(batch, images, broken, key))  # after the pictures: a row means that the job is done
+            left = len(todo) * (len(mine) - start - len(batch)) // len(mine)  # the others are as far as this one
+            progress(len(jobs) - left, len(jobs))
+
+    processes.alike(draw_mine)
+    return panel.collect(processes.from_main(lambda: finish(file, jobs)))
+
+
+def missing_jobs(jobs: Sequence[Job], rows: Mapping[str, Row], samples: Path) -> list[Job]:
+    """The jobs without a row, or without the picture that is kept of them."""
+    lost = {job.id for job in jobs if is_shown(job) and not is_whole_png(sample_path(samples, job))}
+    return [job for job in jobs if job.id not in rows or job.id in lost]
+
+
+def finish(file: PredictionFile, jobs: Sequence[Job]) -> list[Row]:
+    """Put together what was found, in job order; replaces what was in the folder before."""
     rows = file.read()
-    todo = [job for job in jobs if job.id not in rows or (is_shown(job) and not sample_path(samples, job).is_file())]
-    progress(len(jobs) - len(todo), len(jobs))
-    for start in range(0, len(todo), batch_size):
-        batch = todo[start : start + batch_size]
-        images, broken = mend(
-            gallery.draw(backbone, mark, batch, sampling)
-            if gallery
-            else draw(backbone, [job.prompt for job in batch], [job.seed for job in batch], sampling)
-        )
-        save_samples(samples, batch, images)
-        new = panel.rows(batch, images, broken, key)
-        file.append(new)  # after the pictures: a row means that the job is done
-        rows |= {row["id"]: row for row in new}
-        progress(len(jobs) - len(todo) + start + len(batch), len(jobs))
+    if lost := sum(job.id not in rows for job in jobs):
+        allowed = "allowed: one folder that all processes write to. Choose another --out."
+        raise ValueError(f"{lost} of {len(jobs)} predictions did not come to {str(file.folder)!r}; {allowed}")
     ordered = {job.id: rows[job.id] for job in jobs}
-    write_lines(folder / "jobs.jsonl", [job_row(job) for job in jobs])
-    (folder / "grid.png").unlink(missing_ok=True)  # it shows what was here before
+    write_lines(file.folder / "jobs.jsonl", [job_row(job) for job in jobs])
+    (file.folder / "grid.png").unlink(missing_ok=True)  # it shows what was here before
     file.finish([*(ordered | rows).values()])  # pictures beyond these jobs too: they cost as much
-    return panel.collect([*ordered.values()])
+    return [*ordered.values()]
 
 
 def is_shown(job: Job) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from cgru import processes
 from cgru.backbones import load_model
 from cgru.backbones.base import Backbone
 from cgru.catalog import resolve
@@ -24,9 +26,12 @@ from cgru.evaluation.base import BASE_REFERENCE, Benchmark, Job, Predictions, st
 from cgru.evaluation.eyes import Eye, load_eye
 from cgru.evaluation.runner import Gallery, Panel, fingerprint, predict
 from cgru.evaluation.store import SCORES, check_contents, check_protocol, check_writable, scores_pending, write_json
+from cgru.lineage import STAMP, Kinship, check_judges, judge_lineage, trainers_of
 from cgru.tasks import UnlearnTask
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "numpy", "pillow")
+COUNTS = ("images", "target_images")
+"""Keys of a protocol that say how many pictures were drawn."""
 Progress = Callable[[str, int, int], None]
 """Called with (what is being drawn, pictures done, pictures in all)."""
 
@@ -46,6 +51,8 @@ class Request:
     """Of a benchmark that has several; None: its default."""
     reference: Path | None = None
     """A folder of pictures to compare with, for benchmarks that take one."""
+    allow_judge: tuple[str, ...] = ()
+    """Judges that may be relatives of what trained the model; scores.json then says so."""
     out: Path | None = None
     base: str | None = None
     """The model an edit belongs to; None: the run's own, else Emoji Canvas."""
@@ -73,6 +80,8 @@ class Session:
     """What the backbone is compared with; the backbone itself when there is an edit."""
     fingerprint: str
     out: Path
+    kinship: Kinship
+    """What is known of judges and training networks."""
     gallery: Gallery | None = None
     """Pictures shared with other sessions of this process."""
 
@@ -83,7 +92,11 @@ def evaluate(model: str | Path, benchmark: str = "canvas", **settings: Any) -> d
 
 
 def prepare(request: Request) -> Session:
-    """Check and load, cheap checks first; raises ValueError or OSError for a user's mistake."""
+    """Check and load, cheap checks first; raises ValueError or OSError for a user's mistake (in all processes)."""
+    return processes.alike(lambda: _prepared(request))
+
+
+def _prepared(request: Request) -> Session:
     _check_counts(request)
     benchmark = _benchmark(request)
     task = benchmark.task(request.target)
@@ -102,18 +115,24 @@ def prepare(request: Request) -> Session:
     _check_reference(request, benchmark.protocol(task), base)
     mark = fingerprint(backbone) if edit is None else stable_hash([fingerprint(backbone), edit.fingerprint])
     judges = {judge: load_eye(judge, root=request.root, device=backbone.device) for judge in benchmark.judges}
+    lineages = {name: judge_lineage(judge.lineage, judge.weights_sha256) for name, judge in judges.items()}
+    kinship = check_judges(lineages, trainers_of(request.model, edit_file), request.allow_judge)
     out = request.out or _default_parent(request) / _default_name(request, benchmark, task, mark)
     for folder in (out, out / "base"):
         check_contents(folder)
-    if "variant" in (protocol := benchmark.protocol(task)):
-        check_protocol(out, {"benchmark": benchmark.name, **protocol})
     panel = Panel(judges, benchmark.feature_judge)
-    return Session(request, benchmark, task, benchmark.jobs(task), panel, backbone, edit, base, mark, out)
+    session = Session(request, benchmark, task, benchmark.jobs(task), panel, backbone, edit, base, mark, out, kinship)
+    check_protocol(out, _fixed(session))
+    return session
 
 
 def run(session: Session, progress: Progress = lambda what, done, total: None) -> dict[str, Any]:
-    """Draw, judge and score; scores.json is written last, and no earlier one is there while it is not true."""
-    with scores_pending(session.out):
+    """Draw, judge and score; scores.json is written last, and no earlier one is there while it is not true.
+
+    Among processes each draws its share; the main one scores and writes, and tells all.
+    """
+    with ExitStack() as stack:
+        processes.from_main(lambda: stack.enter_context(scores_pending(session.out)))
         base = _measure_base(session, progress)
         found = _measure_model(session, progress)
         scores = {
@@ -122,9 +141,10 @@ def run(session: Session, progress: Progress = lambda what, done, total: None) -
             "protocol": _protocol(session),
             **found.record,
             "base": base.record if base else None,
-            "change": _change(session, base, found),
+            "change": processes.from_main(lambda: _change(session, base, found)),
+            "notices": list(session.kinship.notices),
         }
-        write_json(session.out / SCORES, scores)
+        processes.from_main(lambda: write_json(session.out / SCORES, scores))
     return scores
 
 
@@ -159,7 +179,6 @@ def _measure_model(session: Session, progress: Progress) -> Findings:
 
 
 def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what: str, progress: Progress) -> Findings:
-    folder.mkdir(parents=True, exist_ok=True)
     key = stable_hash([session.benchmark.name, session.benchmark.version, _provenance(session), mark])[:16]
     size = session.request.batch_size or (16 if backbone.device.type == "cpu" else 64)
     predictions = predict(
@@ -174,13 +193,22 @@ def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what
         batch_size=size,
         progress=lambda done, total: progress(what, done, total),
     )
-    score = session.benchmark.score(session.task, session.jobs, predictions)
+    score = processes.from_main(lambda: session.benchmark.score(session.task, session.jobs, predictions))
     found = {name: measurement.record() for name, measurement in score.measurements.items()}
     return Findings(predictions, {"measurements": found, "broken_images": predictions.broken, **score.tables})
 
 
 def _protocol(session: Session) -> dict[str, Any]:
-    return {**session.benchmark.protocol(session.task), **_provenance(session), "model": _identity(session)}
+    own = session.benchmark.protocol(session.task)
+    return {**own, **_provenance(session), **session.kinship.stamp, "model": _identity(session)}
+
+
+def _fixed(session: Session) -> dict[str, Any]:
+    """What must be equal for a result to take the place of another: all but the model and, if they may grow, counts."""
+    benchmark, protocol = session.benchmark, _protocol(session)
+    free = {"model"} if "variant" in protocol else {"model", *COUNTS}  # with a variant: biased in the number
+    fixed = {name: value for name, value in protocol.items() if name not in free}
+    return {"benchmark": benchmark.name, "version": benchmark.version, STAMP: None, **fixed}
 
 
 def _provenance(session: Session) -> dict[str, Any]:

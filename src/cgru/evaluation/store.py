@@ -22,13 +22,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from cgru import processes
 from cgru.evaluation.base import Job
 
 Row = dict[str, Any]
 SCORES, PREVIOUS = "scores.json", "scores.previous.json"
 FILES = ("jobs.jsonl", "predictions.jsonl", "predictions.partial.jsonl", SCORES, PREVIOUS, "grid.png")
 FOLDERS = ("samples", "base")
-ANOTHER_PLACE = "allowed: a new folder, or one of an earlier evaluation. Choose another --out."
+PNG_END = b"\0\0\0\0IEND\xaeB\x60\x82"
+"""The last chunk of every PNG."""
+ANOTHER_PLACE = "allowed: a new folder, or one of the same evaluation. Choose another --out."
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -49,6 +52,15 @@ def save_picture(path: Path, picture: Image.Image) -> None:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     write_atomic(path, buffer.getvalue())
+
+
+def is_whole_png(path: Path) -> bool:
+    """Whether a PNG is there to its end; one that was copied half, or lost its end with the power, is not."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(-min(path.stat().st_size, len(PNG_END)), os.SEEK_END)
+        return file.read() == PNG_END
 
 
 def write_json(path: Path, value: object) -> None:
@@ -86,18 +98,20 @@ def check_contents(folder: Path) -> None:
 
 
 def check_protocol(folder: Path, expected: Mapping[str, Any]) -> None:
-    """Fail before any work if `folder` holds scores of a benchmark or protocol that differs from the expected one."""
-    if not (folder / SCORES).is_file():
-        return
-    try:
-        stored = json.loads((folder / SCORES).read_text(encoding="utf-8"))
-        found = {"benchmark": stored["benchmark"], **stored["protocol"]}
-    except (ValueError, KeyError, TypeError):
-        found = {}
-    wanted = json.loads(json.dumps(expected))  # as read back from a file
-    if differing := [name for name in wanted if found.get(name) != wanted[name]]:
-        what = f"results of another protocol (other {', '.join(differing)})"
-        raise ValueError(f"{str(folder / SCORES)!r} holds {what}, which would be lost; {ANOTHER_PLACE}")
+    """Fail before any work if `folder` holds scores of a benchmark or protocol that differs from the expected one.
+
+    Scores that a stopped evaluation has set aside count as well.
+    """
+    for path in (path for path in (folder / SCORES, folder / PREVIOUS) if path.is_file()):
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            found = {"benchmark": stored["benchmark"], "version": stored["version"], **stored["protocol"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{str(path)!r} holds no scores of cgru, or not all of them; {ANOTHER_PLACE}") from error
+        wanted = json.loads(json.dumps(expected))  # as read back from a file
+        if differing := [name for name in wanted if found.get(name) != wanted[name]]:
+            what = f"results of another protocol (other {', '.join(differing)})"
+            raise ValueError(f"{str(path)!r} holds {what}, which would be lost; {ANOTHER_PLACE}")
 
 
 @contextmanager
@@ -123,12 +137,19 @@ class PredictionFile:
 
     @property
     def partial(self) -> Path:
-        """What a run under way has so far."""
-        return self.folder / "predictions.partial.jsonl"
+        """What a run under way has so far; each of several processes has its own."""
+        who = f"-{processes.rank()}" if processes.rank() else ""
+        return self.folder / f"predictions.partial{who}.jsonl"
+
+    @property
+    def partials(self) -> list[Path]:
+        """Those of all processes, also of a run that had more of them."""
+        return sorted(self.folder.glob("predictions.partial*.jsonl"))
 
     def read(self) -> dict[str, Row]:
         """Rows by job id; those of another model or protocol, and a line cut off by a kill, are passed over."""
-        rows = [*_rows(self.whole, may_be_cut=False), *_rows(self.partial, may_be_cut=True)]
+        rows = list(_rows(self.whole, may_be_cut=False))
+        rows += [row for path in self.partials for row in _rows(path, may_be_cut=True)]
         return {row["id"]: row for row in rows if row["key"] == self.key}
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -140,20 +161,24 @@ class PredictionFile:
             os.fsync(file.fileno())
 
     def finish(self, rows: Sequence[Row]) -> None:
-        """Replace the partial file by the whole one."""
+        """Replace the partial files by the whole one."""
         write_lines(self.whole, rows)
-        self.partial.unlink(missing_ok=True)
+        for path in self.partials:
+            path.unlink()
 
 
 def _rows(path: Path, *, may_be_cut: bool) -> Iterator[Row]:
     """The rows of a file, none if there is no file; an error if it holds something else than predictions."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
-    for line in filter(None, lines):
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
-            if may_be_cut:
-                continue  # a kill in the middle of a write: that job is drawn again
+            # Written whole, but perhaps copied half: then it ends in one of our lines, without its end.
+            if may_be_cut or (number == len(lines) and line.startswith('{"id": "')):
+                continue  # that job is drawn again
             row = None
         if not isinstance(row, dict) or not {"id", "key"} <= row.keys():
             raise ValueError(f"{str(path)!r} holds {line[:40]!r}, which is no prediction of cgru; {ANOTHER_PLACE}")

@@ -21,7 +21,7 @@ from torch import Tensor
 from cgru.backbones.base import Backbone
 from cgru.evaluation.base import Job
 from cgru.evaluation.runner import to_pictures
-from cgru.evaluation.store import PredictionFile, Row, job_row, save_picture, write_lines
+from cgru.evaluation.store import PredictionFile, Row, is_whole_png, job_row, save_picture, write_lines
 from cgru.evaluation.trials import Trial
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -61,7 +61,7 @@ def drawn_targets(
     file = PredictionFile(folder, key)
     rows, found, tried = file.read(), list[Target](), 0
     for batch in chunks(trial.candidates, size):
-        if any(job.id not in rows for job in batch):
+        if any(job.id not in rows or not is_whole_png(samples / f"{job.id}.png") for job in batch):
             new = _look_at(base, trial, batch, samples, key)
             file.append(new)
             rows |= {row["id"]: row for row in new}

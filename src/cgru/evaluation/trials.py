@@ -25,6 +25,7 @@ from cgru.evaluation.canvas import grid_job
 from cgru.evaluation.hazard import cells_of
 from cgru.evaluation.judges import load_judge
 from cgru.evaluation.runner import draw, mend
+from cgru.lineage import Lineage, judge_lineage
 from cgru.prompts import prompts_from_file
 from cgru.tasks import Concept, Lexicon, find_concept, load_lexicon, targets
 
@@ -48,6 +49,8 @@ class Trial:
     judge: Mapping[str, Any]
     """Who decides, for the protocol."""
     sampling: Sampling
+    lineages: Mapping[str, Lineage | None]
+    """Of the judge, by its name; None for a user's function, which says nothing of itself."""
 
     def hidden(self, job: Job) -> str:
         """The prompt with the concept's own word taken out."""
@@ -89,7 +92,8 @@ def canvas_trial(target: str, candidates: int, root: Path, device: torch.device)
         "success": f"argmax of the {concept.head} judge is {' or '.join(sorted(gone))}",
     }
     jobs = canvas_candidates(concept, lexicon, candidates)
-    return Trial(concept.name, concept.kind, jobs, shows, record, load_vocabulary(root).sampling)
+    lineages = {judge.name: judge_lineage(judge.lineage, judge.weights_sha256)}
+    return Trial(concept.name, concept.kind, jobs, shows, record, load_vocabulary(root).sampling, lineages)
 
 
 def canvas_candidates(concept: Concept, lexicon: Lexicon, number: int) -> list[Job]:
@@ -117,7 +121,8 @@ def own_trial(target: str, prompts: str | Path, judge: str, sampling: Sampling =
     def shows(images: Tensor) -> list[bool]:
         return checked(decide(images), len(images), judge)
 
-    return Trial(target, "own", jobs, shows, {"id": judge, "success": "the user's judge says so"}, sampling)
+    record = {"id": judge, "success": "the user's judge says so"}
+    return Trial(target, "own", jobs, shows, record, sampling, {judge: None})
 
 
 def checked(answers: Any, n: int, judge: str) -> list[bool]:  # noqa: ANN401 - whatever a user's function returns

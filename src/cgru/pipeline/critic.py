@@ -7,6 +7,7 @@ prompts whose label it does not know are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from cgru import processes
+from cgru.config import RunConfig
 from cgru.critic import build_critic
 from cgru.critic.film import FilmCritic
 from cgru.critic.fit import WarmStart, warm_start, warm_start_classes
@@ -76,9 +78,8 @@ def build_untrained_critic(setting: Setting, prior: float) -> nn.Module:
     """The critic that the config names, on the model's device; `prior` is the mean reward."""
     problem = setting.problem
     config, reward = problem.config.critic, problem.reward
-    tower = None
-    if config.kind != "latent":
-        tower = load_tower(ASSETS / EMBEDDED / "clip" if is_embedded(problem.config) else CLIP_B32)
+    source = tower_source(problem.config)
+    tower = None if source is None else load_tower(source)
     has_classes = config.head == "classes"
     labels, wanted = class_labels(problem, setting.concept) if has_classes else ((), ())
     critic = build_critic(
@@ -95,6 +96,13 @@ def build_untrained_critic(setting: Setting, prior: float) -> nn.Module:
         seed=problem.seed("critic-init"),
     )
     return critic.to(problem.backbone.device)
+
+
+def tower_source(config: RunConfig) -> Path | str | None:
+    """The vision tower that the critic starts from; None for one without, and for none."""
+    if config.critic.kind in ("none", "latent"):
+        return None
+    return ASSETS / EMBEDDED / "clip" if is_embedded(config) else CLIP_B32
 
 
 def class_labels(problem: Problem, concept: Concept | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -14,10 +14,8 @@ from cgru.backbones.merge import save_merged
 from cgru.backbones.sd import resolve_source
 from cgru.edits import find_edit
 from cgru.evaluation.assets import ROOT, model_source, sha256_of
+from cgru.lineage import NOTE, ROLES
 from cgru.runs import Run
-
-NOTE = "cgru.json"
-"""Says in the exported folder what was forgotten; diffusers does not read it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,14 @@ def prepare_export(run: str | Path, folder: str | Path, *, dtype: str | None = N
     config = opened.config
     source = model_source(config.model, root)
     resolve_source(source)  # a base that is gone is said now
-    note = {"concept": config.concept, "method": config.method, "base": config.model, "edit_sha256": sha256_of(edit)}
+    recorded = opened.manifest["extra"]
+    note = {
+        "concept": config.concept,
+        "method": config.method,
+        "base": config.model,
+        "edit_sha256": sha256_of(edit),
+        "lineage": {role: recorded[role] for role in ROLES if role in recorded},
+    }
     return Export(source, edit, target, dtype, note)
 
 

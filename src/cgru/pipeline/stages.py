@@ -27,10 +27,11 @@ from cgru.backbones.adapter import attach, save_adapter, weights_swapped
 from cgru.backbones.base import exact_float32
 from cgru.backbones.lora import LORA_FILE
 from cgru.config import RunConfig
-from cgru.pipeline.critic import CRITIC_STAGE, critic_stage
+from cgru.pipeline.critic import CRITIC_STAGE, critic_stage, tower_source
 from cgru.pipeline.observer import POLICY_STAGE, Listener, Observer
 from cgru.pipeline.reward import needs_heads, train_heads
 from cgru.pipeline.setting import Parts, Setting, build_setting, load_parts, prompts_hash
+from cgru.rewards.weights import lineage_of
 from cgru.rl.checkpoint import from_files
 from cgru.rl.problem import Learner, Problem, Sizes, make_learner
 from cgru.rl.retention import make_bank
@@ -114,6 +115,8 @@ def _stages(
     heads = reward_stage(run, parts)
     setting = _known_setting(run, parts, heads, setting)
     critic = critic_stage(run, setting)
+    # After the critic: a tower from the hub is then on this disk, whole.
+    processes.from_main(lambda: run.annotate(**trainers(setting)))
     if until == CRITIC_STAGE:
         return
     # The bank holds what the base policy does, so it is made before there is a LoRA, also on resume.
@@ -152,9 +155,17 @@ def _known_setting(run: Run, parts: Parts, heads: Path | None, setting: Setting 
     """The setting, built if there is none yet or if the run began with other sizes."""
     if setting is None or setting.problem.sizes != parts.sizes:
         setting = processes.alike(lambda: build_setting(run.config, heads=heads, parts=parts))
-    lineage = dict(setting.problem.reward.lineage)
-    processes.from_main(lambda: run.annotate(reward=lineage))
     return setting
+
+
+def trainers(setting: Setting) -> dict[str, dict[str, Any] | None]:
+    """The lineages of what the training goes by (`cgru.lineage`), so that no judge of its result is a relative."""
+    source, detector = tower_source(setting.problem.config), setting.detector
+    return {
+        "reward": dict(setting.problem.reward.lineage),
+        "critic": None if source is None else lineage_of(source),
+        "detector": None if detector is None else dict(detector.lineage),
+    }
 
 
 def _restore(run: Run, problem: Problem, learner: Learner, observer: Observer) -> None:

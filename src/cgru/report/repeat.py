@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from cgru.lineage import STAMP
 from cgru.report.html import Content, Html, command, hole, note, section, table, tag
 from cgru.report.records import Evaluation, Record
 
@@ -65,6 +66,9 @@ def _facts(evaluation: Evaluation) -> Html:
 
 def lineage(record: Record, evaluation: Evaluation) -> Html:
     """Whether a judge is among the networks that trained the run, by the hashes both files give."""
+    if relatives := evaluation.protocol.get(STAMP):
+        words = f"Not independent, asked for by name: relatives of what trained the run ({', '.join(relatives)})."
+        return tag("p", words, class_="warning")
     reward = record.manifest.get("extra", {}).get("reward")
     judges = {name: row.get("weights_sha256") for name, row in evaluation.protocol.get("judges", {}).items()}
     if not isinstance(reward, Mapping) or not judges or None in judges.values():

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from cgru.lineage import STAMP
+
 MEANING = {
     "object_accuracy": "the judge sees the prompted object",
     "style_accuracy": "the judge sees the prompted style",
@@ -64,6 +66,27 @@ def scores_table(scores: Mapping[str, Any], *, is_wide: bool) -> Table:
         meaning = [MEANING.get(name, "")] if is_wide else []
         table.add_row(f"{name} {arrow}", _shown(found, "value"), _interval(found), str(found["n"]), *beside, *meaning)
     return table
+
+
+def notices(scores: Mapping[str, Any]) -> list[str]:
+    """What a reader of the numbers must know beside them: what is missing, broken or not independent; one line each."""
+    protocol, lines = scores["protocol"], []
+    for relative in protocol.get(STAMP, []):
+        lines.append(f"not independent, asked for by name: the judge shares lineage with what it judges ({relative})")
+    lines += scores.get("notices", [])
+    targets = protocol.get("targets")
+    if targets and targets["found"] < protocol["prompts"]:
+        reason = "the judge sees the concept in no more of the target pictures"
+        lines.append(f"only {targets['found']} of {protocol['prompts']} prompts: {reason}")
+    if skipped := scores.get("reference", {}).get("unreadable"):
+        lines.append(f"{skipped} reference pictures left out: they cannot be read")
+    if cut := scores.get("prompts_cut", {}).get("cut"):
+        lines.append(f"{cut} prompts cut at {scores['prompts_cut']['longest']} tokens for the text tower")
+    for whose, found in (("", scores), ("of the base ", scores["base"] or {})):
+        if lost := found.get("broken_images"):
+            what = f"{lost} pictures {whose}judged 'nothing' and left blank"
+            lines.append(f"{what}: not finite numbers, as of a model that has diverged")
+    return lines
 
 
 def change_table(scores: Mapping[str, Any]) -> Table:

@@ -18,6 +18,7 @@ from transformers.utils import cached_file, logging
 
 from cgru.backbones.base import one_line
 from cgru.backbones.quiet import no_progress_bars
+from cgru.lineage import HUB_ANCESTORS
 
 ASSETS = Path(__file__).parents[1] / "assets"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -80,7 +81,7 @@ def lineage_of(origin: Path | str) -> dict[str, Any]:
         folder = find(origin, "config.json").parent
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
     stored = read_json(origin, "lineage.json") if (folder / "lineage.json").is_file() else {}
-    hub = [origin] if isinstance(origin, str) else []
+    hub = [origin, *HUB_ANCESTORS.get(origin, ())] if isinstance(origin, str) else []
     return {
         "name": stored.get("name", folder.name if isinstance(origin, Path) else origin),
         "weights": [sha256_of(path) for path in files],
