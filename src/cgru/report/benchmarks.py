@@ -70,7 +70,7 @@ def overview(record: Record) -> Html:
 
 def expected(record: Record) -> tuple[str, ...]:
     """Benchmarks of which a page says that they were not run; wordings are there for Emoji Canvas' labels alone."""
-    own = ()
+    own: tuple[str, ...] = ()
     if record.run.config.model == EMBEDDED:
         own = ("hazard",) if is_hazard(record.concept) else ("canvas", "paraphrase")
     return (*own, *METRICS, "unlearndiffatk")
@@ -206,7 +206,7 @@ def quality_table(evaluations: Sequence[Evaluation]) -> Html:
         found = [evaluation for evaluation in evaluations if metric_of(evaluation.scores) == metric]
         rows += [row for evaluation in found for row in _quality_rows(evaluation)]
         rows += [] if found else [[metric, *[NOT_RUN] * 6]]
-    head = ["figure", "variant", "before", "after", "after, 95 % interval", "n", said("against")]
+    head: list[Content] = ["figure", "variant", "before", "after", "after, 95 % interval", "n", said("against")]
     return table(head, rows, "Picture quality; figures of two variants never compare", "numbers")
 
 

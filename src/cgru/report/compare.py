@@ -213,7 +213,14 @@ def family(group: Sequence[Entry]) -> Html:
     targets = list(dict.fromkeys(str(entry.evaluation.target) for entry in group))
     heading = f"{first.name}, {amount(first)}: {len(group)} run{'s' * (len(group) > 1)}"
     rows = [row for target in targets for row in _rows([e for e in group if e.evaluation.target == target])]
-    head = ["run", "to forget", *kind.columns.values(), *(["sum"] if kind.plane else []), "rank", said("recipe")]
+    head: list[Content] = [
+        "run",
+        "to forget",
+        *kind.columns.values(),
+        *(["sum"] if kind.plane else []),
+        "rank",
+        said("recipe"),
+    ]
     words = f"{kind.meaning}Small: 95 % intervals. Bold: best of those to forget the same. {_ranking(kind)}"
     tables = [table(head, rows, f"Runs on {first.name}", "numbers"), note(words), _means(group)]
     return tag("div", tag("h3", heading), own_plane(group), *tables, class_="family")

@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def run_figures(record: Record) -> dict[str, str]:
 def all_figures(records: Sequence[Record]) -> dict[str, str]:
     """Those of every run (of several: each under its letter) and a plane for each family."""
     named = name_runs(records)
-    found = {}
+    found: dict[str, str] = {}
     for run in named:
         prefix = "" if len(named) == 1 else f"{run.letter}-"
         found |= {f"{prefix}{name}": svg for name, svg in run_figures(run.record).items()}
@@ -91,15 +92,13 @@ def find_renderer(*, has_system_fonts: bool = True) -> Render:
             "--figures writes PNG with resvg-py, which is not installed; allowed: with it. pip install 'cgru[figures]'"
         ) from None
 
-    def plainly(svg: str, **fonts: object) -> bytes:
-        return bytes(resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=not has_system_fonts, **fonts))
-
-    is_known = plainly(_sign("−")) != plainly(_sign(""))
+    plainly = partial(resvg_py.svg_to_bytes, skip_system_fonts=not has_system_fonts)
+    is_known = plainly(svg_string=_sign("−")) != plainly(svg_string=_sign(""))
 
     def render(svg: str) -> bytes:
         with _spare_font() as spare:
             words = svg if is_known else svg.translate(PLAIN)
-            return plainly(words, zoom=ZOOM, font_files=[spare], sans_serif_family=SPARE)
+            return bytes(plainly(svg_string=words, zoom=ZOOM, font_files=[spare], sans_serif_family=SPARE))
 
     return render
 

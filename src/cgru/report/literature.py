@@ -127,7 +127,7 @@ def read_printed(name: str) -> Printed:
         bases=frozenset(row["name"] for row in found["rows"] if row.get("is_base")),
         total=Column(key=TOTAL, **total) if total else None,
         parts=tuple(computed["of"]) if computed else (),
-        is_mean=bool(computed) and computed["how"] == "mean",
+        is_mean=computed is not None and computed["how"] == "mean",
         printed={row["name"]: _exact(row["printed"]) for row in found["rows"] if "printed" in row},
         means={key: _exact(value) for key, value in means.get("printed", {}).items()},
         means_from=str(means.get("from", "")),

@@ -221,5 +221,5 @@ def _measurements(evaluation: Evaluation) -> Html:
         beside = shown(base[name]) if name in base else "—"
         rows.append([f"{name} {arrow}", beside, shown(found), interval(found), found["n"], said(MEANING.get(name, ""))])
     about = f" for {evaluation.target}" if evaluation.target else ""
-    head = ["", "base", "value", "95 % interval", "n", said("meaning")]
+    head: list[Content] = ["", "base", "value", "95 % interval", "n", said("meaning")]
     return table(head, rows, f"{evaluation.name}{about} (↑ higher is better)", "numbers")
