@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from test_report_page import add_scores, make_run, measured, page_of, scores, words
 
-from cgru.report.kinds import ATTACKS, HAZARDS, OBJECTS, PARAPHRASES, kind_of, metric_of
+from cgru.report.kinds import ATTACKS, HAZARDS, NUDITY, OBJECTS, PARAPHRASES, kind_of, metric_of
 from cgru.report.records import read_record
 from cgru.report.repeat import evaluate_command, first_command
 from cgru.runs import Run
@@ -87,9 +87,8 @@ def test_an_attack_is_no_evaluation_without_a_base(run: Run) -> None:
 
 
 def test_a_run_that_was_not_attacked_says_so(run: Run) -> None:
-    assert (
-        f"No attack was run, so nothing is known about how easily the concept comes back. cgru attack {run.path}"
-        in (words(page_of(run)))
+    assert f"nothing is known about how easily the concept comes back. cgru attack {run.path} --target Dogs" in words(
+        page_of(run)
     )
 
 
@@ -155,19 +154,21 @@ def test_quality_has_variants_and_what_was_not_run_says_so(run: Run) -> None:
 
 
 def test_detections_of_pictures_and_of_things_are_counted_apart(tmp_path: Path) -> None:
-    run = make_run(tmp_path, "hazard")
-    found = scores(target="hazard") | {"benchmark": "i2p", "version": 1}
+    run = make_run(tmp_path, "nudity")
+    found = scores(subset="all", threshold=0.6) | {"benchmark": "i2p", "version": 1}
     found["measurements"] = {
-        "hazard_detections": measured(0.4, 0.1, 0.7, 10, "lower"),
-        "object_accuracy": measured(0.9, 0.8, 0.95, 20),
+        "nudity_detections": measured(0.5, 0.1, 0.7, 10, "lower") | {"unit": "detections a picture"},
+        "nude_images": measured(0.4, 0.16, 0.68, 10, "lower"),
     }
-    # Five things in four of ten pictures; one picture holds both categories.
-    images = {"by_category": {"feet": 3, "belly": 2}, "total": 4}
-    found["detections"] = {"pictures": 10, "by_category": {"feet": 3, "belly": 2}, "images": images}
+    # Five things in four of ten pictures: one picture holds both categories.
+    counts = {"pictures_by_category": {"feet": 3, "belly": 2}, "pictures_with_any": 4, "threshold": 0.6}
+    found["detections"] = {"pictures": 10, "by_category": {"feet": 3, "belly": 2}, **counts}
     found["base"] = {"measurements": {}, "detections": found["detections"] | {"by_category": {"feet": 9, "belly": 8}}}
-    found["protocol"]["target"] = {"name": "hazard", "kind": "hazard", "labels": ["feet", "belly"]}
-    add_scores(run, found, "i2p@1-hazard")
+    found["protocol"]["target"] = None
+    add_scores(run, found, "i2p@1")
     text = words(page_of(run))
+    assert "Detections in 10 explicit pictures, score at least 0.6" in text
+    assert "--benchmark i2p --source FILE.csv --subset all --threshold 0.6" in text
     assert "feet 9 30.0 % 3 30.0 % 10.8 % – 60.3 %" in text  # Wilson's interval of 3 in 10
     assert "total 17 40.0 % 5 40.0 % 16.8 % – 68.7 %" in text
     assert "A picture may hold several detections" in text
@@ -181,6 +182,7 @@ def test_a_kind_is_told_by_measurements_not_by_name() -> None:
 
     assert of("unlearncanvas", "ua", "ira") == OBJECTS == of("canvas", "ira", "cra", "ua")
     assert of("hazard", "hazard_detections", "object_accuracy") == HAZARDS
+    assert of("i2p", "nudity_detections", "nude_images") == NUDITY
     assert of("mine", "paraphrase_ua", "paraphrase_ira") == PARAPHRASES
     assert of("unlearndiffatk", "pre_asr", "post_asr") == ATTACKS
     assert of("kid-judge", "kid_judge").columns == {"kid_judge": "kid_judge ↑"}

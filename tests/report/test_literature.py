@@ -1,4 +1,4 @@
-"""The literature block: numbers as printed, everything computed again, differences shown, apart from what was measured."""
+"""The literature block: numbers as printed, everything computed again, differences shown, apart from measurements."""
 
 from decimal import Decimal
 from pathlib import Path

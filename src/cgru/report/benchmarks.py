@@ -91,7 +91,7 @@ def _overview_row(evaluation: Evaluation) -> list[Content]:
 
 def detections_block(record: Record, evaluation: Evaluation) -> Html:
     """Detections before and after with the command; for a benchmark that is not the run's headline."""
-    heading = f"{evaluation.name} for {evaluation.target}"
+    heading = f"{evaluation.name}{f' for {evaluation.target}' if evaluation.target else ''}: what is still drawn?"
     return tag("div", tag("h4", heading), detections(evaluation), command(evaluate_command(record, evaluation)))
 
 
@@ -107,7 +107,8 @@ def detections(evaluation: Evaluation) -> Html:
         for name in names
     ]
     head = ["", "before", "of pictures", "after", "of pictures", "after, 95 % interval"]
-    caption = f"Detections in {after['pictures']} explicit pictures"
+    least = f", score at least {after['threshold']:g}" if "threshold" in after else ""
+    caption = f"Detections in {after['pictures']} explicit pictures{least}"
     return tag(
         "div",
         table(
@@ -130,11 +131,10 @@ def _detected(part: Part, name: str) -> int:
 
 
 def _pictures(part: Part, name: str) -> int:
-    """Pictures with a detection: `images` where a detector finds several things in one, else one detection each."""
-    images = part.get("images")
-    if not isinstance(images, Mapping):
+    """Pictures with a detection: counted apart where a detector finds several things in one, else one each."""
+    if "pictures_with_any" not in part:
         return _detected(part, name)
-    return int(images["total"] if name == "total" else images["by_category"].get(name, 0))
+    return int(part["pictures_with_any"] if name == "total" else part["pictures_by_category"].get(name, 0))
 
 
 def _with_interval(row: list[Content], part: Part, name: str) -> list[Content]:
@@ -145,7 +145,7 @@ def _with_interval(row: list[Content], part: Part, name: str) -> list[Content]:
 
 
 def _how_counted(part: Part) -> str:
-    if isinstance(part.get("images"), Mapping):
+    if "pictures_with_any" in part:
         each = "A picture may hold several detections: shares count pictures with one or more"
     else:
         each = "The judge names one thing in a picture, so detections and pictures are the same count"

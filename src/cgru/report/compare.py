@@ -63,6 +63,11 @@ class Entry:
         return None if found is None else found["value"]
 
     @property
+    def target(self) -> str:
+        """What was to be forgotten."""
+        return self.evaluation.target or self.record.concept
+
+    @property
     def kind(self) -> Kind:
         """How its benchmark is shown."""
         kind = self.evaluation.sort
@@ -88,11 +93,16 @@ def families(runs: Sequence[Named]) -> list[list[Entry]]:
     groups: dict[tuple[str, str], list[Entry]] = {}
     for named in runs:
         record = named.record
-        own = [found for found in record.evaluations if found.sort and is_same(found.target, record.concept)]
+        own = [found for found in record.evaluations if found.sort and _is_own(found, record)]
         for evaluation in own:
             key = (evaluation.name, comparable(evaluation.protocol))
             groups.setdefault(key, []).append(Entry(named, evaluation))
     return list(groups.values())
+
+
+def _is_own(evaluation: Evaluation, record: Record) -> bool:
+    """Of the run's concept, or of a benchmark that was given no target: picture quality, nudity."""
+    return evaluation.target is None or is_same(evaluation.target, record.concept)
 
 
 def comparison(runs: Sequence[Named]) -> Html:
@@ -138,7 +148,7 @@ def own_plane(entries: Sequence[Entry]) -> Html:
     alt = f"{titles[0]} against {titles[1]}: " + "; ".join(
         f"{spot.label} {percent(spot.forgotten[0])} and {percent(spot.kept[0])}" for spot in spots
     )
-    if len({entry.evaluation.target for entry in entries}) == 1 and len(efficient(spots)) > 1:
+    if len({entry.target for entry in entries}) == 1 and len(efficient(spots)) > 1:
         words += " Dashed: the runs that no other beats in both."
     if not any(spot.is_base for spot in spots):
         words += " No base model was scored."
@@ -149,7 +159,7 @@ def plane_drawing(entries: Sequence[Entry]) -> str:
     """The SVG of a family's plane; only for a kind that has one."""
     titles = entries[0].kind.plane
     assert titles is not None, entries[0].kind
-    has_one_target = len({entry.evaluation.target for entry in entries}) == 1
+    has_one_target = len({entry.target for entry in entries}) == 1
     return plane(plane_spots(entries), *titles, has_front=has_one_target)
 
 
@@ -210,9 +220,9 @@ def _differing(one: Sequence[Entry], other: Sequence[Entry]) -> list[str]:
 def family(group: Sequence[Entry]) -> Html:
     """Evaluations of one protocol: plane, table with bold and ranks, means over seeds and concepts."""
     first, kind = group[0].evaluation, group[0].kind
-    targets = list(dict.fromkeys(str(entry.evaluation.target) for entry in group))
+    targets = list(dict.fromkeys(entry.target for entry in group))
     heading = f"{first.name}, {amount(first)}: {len(group)} run{'s' * (len(group) > 1)}"
-    rows = [row for target in targets for row in _rows([e for e in group if e.evaluation.target == target])]
+    rows = [row for target in targets for row in _rows([e for e in group if e.target == target])]
     head: list[Content] = [
         "run",
         "to forget",
@@ -248,7 +258,7 @@ def _rows(entries: Sequence[Entry]) -> list[list[Content]]:
         summed = total(entry) if kind.plane else None
         sums = ["—" if summed is None else f"{100 * summed:.1f}"] if kind.plane else []
         recipe = said(f"{_recipe(entry.record)}, seed {entry.record.run.config.seed}")
-        rows.append([link, str(entry.evaluation.target), *cells, *sums, "—" if rank is None else rank, recipe])
+        rows.append([link, entry.target, *cells, *sums, "—" if rank is None else rank, recipe])
     return rows
 
 

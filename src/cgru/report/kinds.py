@@ -42,6 +42,11 @@ HAZARDS = Kind(
     plane=("hazards no longer drawn", "objects kept"),
     is_headline=True,
 )
+NUDITY = Kind(
+    "nudity",
+    ("nudity_detections", "nude_images"),
+    {"nude_images": "pictures with any ↓", "nudity_detections": "detections a picture ↓"},
+)
 PARAPHRASES = Kind(
     "paraphrases",
     ("paraphrase_ua", "paraphrase_ira"),
@@ -54,7 +59,7 @@ ATTACKS = Kind(
     {"pre_asr": "pre-ASR ↓", "post_asr": "post-ASR ↓"},
     "Pre-ASR: prompts that show the concept without any attack. Post-ASR: without or with it. ",
 )
-KINDS = (OBJECTS, HAZARDS, PARAPHRASES, ATTACKS)
+KINDS = (OBJECTS, HAZARDS, NUDITY, PARAPHRASES, ATTACKS)
 METRICS = ("fid", "kid", "cmmd", "clipscore")
 """Benchmarks of picture quality; their measurements begin with the name and say whose features they compare."""
 

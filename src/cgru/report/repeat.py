@@ -9,7 +9,7 @@ from typing import Any
 
 from cgru.presets import is_hazard
 from cgru.report.html import Content, Html, command, hole, note, section, table, tag
-from cgru.report.kinds import METRICS, metric_of
+from cgru.report.kinds import METRICS
 from cgru.report.records import Evaluation, Record
 
 EMBEDDED = "emoji-canvas"
@@ -45,10 +45,13 @@ def evaluate_command(record: Record, evaluation: Evaluation) -> str:
     if evaluation.is_attack:
         return _attack_command(record, evaluation)
     found = evaluation.protocol
-    name = found["metric"] if metric_of(evaluation.scores) else evaluation.scores["benchmark"]
-    words = ["cgru", "evaluate", str(record.run.path), "--benchmark", str(name)]
-    options = {key: found.get(key) for key in ("images", "variant", "dtype")} | {"target": evaluation.target}
-    words += _options({key: options[key] for key in ("variant", "images", "target", "dtype")})
+    name = str(evaluation.scores["benchmark"]).removesuffix(f"-{found.get('variant')}")  # fid-judge: judge of fid
+    words = ["cgru", "evaluate", str(record.run.path), "--benchmark", name]
+    # Where a user's files lie is not part of a protocol.
+    words += ["--judges", "FOLDER"] if "judge_lineage" in found else []
+    words += ["--source", "FILE.csv"] if "subset" in found else []
+    options = {key: found.get(key) for key in ("variant", "subset", "threshold", "images", "target", "dtype")}
+    words += _options(options | {"target": evaluation.target})
     reference = found.get("reference")
     if isinstance(reference, Mapping) and "sha256" in reference:  # only its name is stored: folders move
         words += ["--reference", str(reference.get("name"))]
