@@ -233,7 +233,8 @@ def family(group: Sequence[Entry]) -> Html:
     ]
     words = f"{kind.meaning}Small: 95 % intervals. Bold: best of those to forget the same. {_ranking(kind)}"
     tables = [table(head, rows, f"Runs on {first.name}", "numbers"), note(words), _means(group)]
-    return tag("div", tag("h3", heading), own_plane(group), *tables, class_="family")
+    drawn = own_plane(group) if len(group) > 1 or kind.is_headline else NONE
+    return tag("div", tag("h3", heading), drawn, *tables, class_="family")
 
 
 def _ranking(kind: Kind) -> str:

@@ -80,8 +80,11 @@ class Printed:
         return summed / len(self.parts) if self.is_mean else summed
 
     def all_columns(self) -> list[Column]:
-        """Those printed, then the computed one."""
-        return [*self.columns, *([self.total] if self.total else [])]
+        """Those printed; the computed one stands behind its parts, as in the paper."""
+        if self.total is None:
+            return list(self.columns)
+        place = 1 + max(i for i, column in enumerate(self.columns) if column.key in self.parts)
+        return [*self.columns[:place], self.total, *self.columns[place:]]
 
     def best(self, column: Column) -> list[str]:
         """The rows with the best number, computed; base models stand outside."""
@@ -155,15 +158,21 @@ def literature_table(printed: Printed) -> Html:
     rows += [_mean_row(printed)] if printed.means else []
     head = ["", *(column.heading for column in columns), *(["rank"] if printed.rank_by else [])]
     source = f"Source: {PAPER}, {printed.label}. {printed.setting[0].upper()}{printed.setting[1:]}."
-    computed = "Bold, rank and the last column are computed" if printed.total else "Bold and rank are computed"
     points = [tag("li", words) for words in (*_disagreements(printed), *printed.notes)]
     return tag(
         "details",
         tag("summary", printed.title),
         note(source),
-        table(head, rows, f"{printed.title} ({computed}; the paper's own in brackets where it differs)", "numbers"),
+        table(head, rows, f"{printed.title}. {_what_is_computed(printed)}", "numbers"),
         tag("ul", *points, class_="notes"),
     )
+
+
+def _what_is_computed(printed: Printed) -> str:
+    ranked = ["bold", "rank"] if printed.rank_by else []
+    names = [*ranked, *([printed.total.title.lower()] if printed.total else []), *(["means"] if printed.means else [])]
+    beside = ", with the paper's own in brackets where it differs" if printed.total or printed.means else ""
+    return f"Computed here: {', '.join(names)}{beside}"
 
 
 def _row(printed: Printed, row: str, columns: Sequence[Column]) -> list[Content]:

@@ -77,7 +77,7 @@ def _calibration(record: Record) -> list[Html]:
     diagram = reliability(record.fit)
     why = "This run recorded no calibration; new runs do, when the critic is first fitted."
     if record.fit is None:
-        why = "The critic has not been fitted yet, so there is no calibration."
+        why = "The run has no record of a fitted critic, so there is no calibration."
     elif not record.fit.get("trajectories", 1):
         why = "The critic was not fitted before training (critic.trajectories is 0), so there is no calibration."
     parts = [_drawn("Reward foretold against reward achieved, by range of denoising steps", diagram, why)]
