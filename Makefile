@@ -22,7 +22,8 @@ demo: setup ## make the embedded model forget Dogs, then measure it before and a
 	run=$$(printf '%s\n' "$$told" | tail -n 1) && \
 	echo "$$told" && \
 	$(BIN)/cgru evaluate "$$run" --target Dogs --images 1 && \
-	page=$$($(BIN)/cgru report "$$run" | tail -n 1) && \
+	told=$$($(BIN)/cgru report "$$run") && \
+	page=$$(printf '%s\n' "$$told" | tail -n 1) && \
 	echo && \
 	echo "Look at $$page in a browser: what was forgotten and kept, before and after on the same noise, the training." && \
 	echo "Pictures alone: $$run/eval/*/before_after.png, $$run/samples, $$run/curves.svg." && \

@@ -95,7 +95,7 @@ def test_without_fonts_no_letter_is_a_box() -> None:
 def test_calibration_is_drawn_and_measured(run: Run) -> None:
     drawing = reliability(FIT)
     assert drawing is not None and drawing.count("<circle") == 4
-    assert "steps 0–3: 2 → 2, 6 → 6" in drawing and ">step 4<" in drawing
+    assert "steps 0–3: 2 → 2, 6 → 6" in drawing and ">Step 4, 4 states<" in drawing
     assert miscalibration(FIT["calibration"][0]) == 0.0
     assert miscalibration(FIT["calibration"][1]) == (2 * 3 + 1 * 1) / 4  # weighted by states
     assert named(FIT["calibration"][1]) == "step 4"

@@ -55,7 +55,7 @@ def rates(evaluation: Evaluation) -> Html:
     for name in RATES:
         row = measured.get(name)
         cells: list[Content] = [shown(row), interval(row), row["n"]] if row else ["no prompt", "—", 0]
-        rows.append([f"{TITLES[name]} ↓", *cells, said(MEANING[name])])
+        rows.append([f"{TITLES[name]}\u00a0↓", *cells, said(MEANING[name])])
     return table(["", "rate", "95 % interval", "prompts", said("meaning")], rows, "Attack success rates", "numbers")
 
 

@@ -86,7 +86,7 @@ def _overview_row(evaluation: Evaluation) -> list[Content]:
     before = (evaluation.base or {}).get("measurements", {}).get(name)
     row = measured[name]
     arrow = "↑" if row.get("better") == "higher" else "↓"
-    return [about, f"{name} {arrow}", shown(before) if before else NOT_RUN, shown(row), interval(row), row["n"]]
+    return [about, f"{name}\u00a0{arrow}", shown(before) if before else NOT_RUN, shown(row), interval(row), row["n"]]
 
 
 def detections_block(record: Record, evaluation: Evaluation) -> Html:
@@ -219,7 +219,7 @@ def _quality_rows(evaluation: Evaluation) -> list[list[Content]]:
     for name, row in measured.items():
         arrow = "↑" if row.get("better") == "higher" else "↓"
         told = said(what)
-        rows.append([f"{name} {arrow}", str(found.get("variant", "?")), *_cells(evaluation, name), told])
+        rows.append([f"{name}\u00a0{arrow}", str(found.get("variant", "?")), *_cells(evaluation, name), told])
     for name, row in changes.items():
         told = said("the base model's pictures on the same noise")
         rows.append([name, str(found.get("variant", "?")), "—", shown(row), interval(row), row["n"], told])

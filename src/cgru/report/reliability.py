@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from cgru.report.charts import COLOURS, drawing
+from cgru.report.charts import drawing
 from cgru.report.curves import short
-from cgru.report.svg import LABEL_STEP, Frame, axes, element, spread, text, ticks
+from cgru.report.svg import Frame, axes, element, text, ticks
 
 Part = Mapping[str, Any]
+COLUMN, ROW = 356, 244
+"""Units from one plot to the next."""
 
 
 def calibrations(fit: Mapping[str, Any] | None) -> list[Part]:
@@ -20,25 +22,28 @@ def calibrations(fit: Mapping[str, Any] | None) -> list[Part]:
 
 
 def reliability(fit: Mapping[str, Any] | None) -> str | None:
-    """One line for each range of timesteps; on the diagonal V is right on average."""
+    """A plot for each range of timesteps, two abreast, on the same axes; on the diagonal V is right on average."""
     parts = calibrations(fit)
     if not parts:
         return None
     values = [value for part in parts for key in ("predicted", "achieved") for value in part[key]]
     low, high = min(0.0, *values), max(values)
-    marks = ticks(low, high if high > low else low + 1.0, 5)
-    frame = Frame(74, 30, 460, 320, (marks[0], marks[-1]), (marks[0], marks[-1]))
-    inside = [
-        axes(frame, [], marks, short),
-        *(text(frame.x(mark), 372, short(mark), anchor="middle") for mark in marks),
-        text(frame.left, 18, "↑ reward achieved (mean)", "ink"),
-        text(frame.left + frame.width, 398, "reward foretold by V (mean) →", "ink", anchor="end"),
-        _diagonal(frame),
-        *(_line(frame, part, COLOURS[i % len(COLOURS)]) for i, part in enumerate(parts)),
-        _labels(frame, parts),
-    ]
+    marks = ticks(low, high if high > low else low + 1.0, 4)
+    inside = [text(20, 18, "↑ reward achieved (mean)", "ink")]
+    inside += [_panel(part, marks, COLUMN * (i % 2), ROW * (i // 2)) for i, part in enumerate(parts)]
+    height = ROW * -(-len(parts) // 2) + 48
+    inside.append(text(700, height - 12, "reward foretold by V (mean) →", "ink", anchor="end"))
     told = "; ".join(f"{named(part)}: {_pairs(part)}" for part in parts)
-    return drawing(inside, 410, f"Reward foretold and achieved. {told}")
+    return drawing(inside, height, f"Reward foretold and achieved. {told}")
+
+
+def _panel(part: Part, marks: Sequence[float], left: float, top: float) -> str:
+    frame = Frame(left + 64, top + 60, 270, 170, (marks[0], marks[-1]), (marks[0], marks[-1]))
+    bottom = frame.top + frame.height
+    title = f"{named(part)}, {sum(part['counts'])} states"
+    across = [text(frame.x(mark), bottom + 20, short(mark), anchor="middle") for mark in marks]
+    heading = text(frame.left, frame.top - 14, title[0].upper() + title[1:], "ink title")
+    return "".join([heading, axes(frame, [], marks, short), *across, _diagonal(frame), _line(frame, part)])
 
 
 def named(part: Part) -> str:
@@ -53,28 +58,14 @@ def miscalibration(part: Part) -> float:
     return float(sum(abs(a - p) * n for p, a, n in rows) / sum(part["counts"]))
 
 
-def _line(frame: Frame, part: Part, colour: str) -> str:
+def _line(frame: Frame, part: Part) -> str:
     points = [(frame.x(p), frame.y(a)) for p, a in zip(part["predicted"], part["achieved"], strict=True)]
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    inside = element("path", {"class": "line", "d": path})
-    for (x, y), p, a, n in zip(points, part["predicted"], part["achieved"], part["counts"], strict=True):
-        words = f"{named(part)}: {short(p)} foretold, {short(a)} achieved, {n} states"
+    inside = element("path", {"class": "line", "d": "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)})
+    rows = zip(points, part["predicted"], part["achieved"], part["spread"], part["counts"], strict=True)
+    for (x, y), p, a, spread, n in rows:
+        words = f"{named(part)}: {short(p)} foretold, {short(a)} ± {short(spread)} achieved, {n} states"
         inside += element("circle", {"class": "dot", "cx": x, "cy": y, "r": 4.5}, f"<title>{escape(words)}</title>")
-    return element("g", {"class": colour}, inside)
-
-
-def _labels(frame: Frame, parts: Sequence[Part]) -> str:
-    """Names right of the plot, joined to the line's last point."""
-    ends = [(frame.y(part["achieved"][-1]), frame.x(part["predicted"][-1]), i) for i, part in enumerate(parts)]
-    ends.sort()
-    right, found = frame.left + frame.width + 14, []
-    places = spread([y for y, _, _ in ends], LABEL_STEP, frame.top, frame.top + frame.height)
-    for place, (y, x, i) in zip(places, ends, strict=True):
-        colour = COLOURS[i % len(COLOURS)]
-        path = {"class": "thin", "opacity": "0.45", "d": f"M{x + 6:.1f} {y:.1f}L{right - 3:.1f} {place:.1f}"}
-        inside = element("path", path) + text(right, place + 5, named(parts[i]), colour)
-        found.append(element("g", {"class": colour}, inside))
-    return "".join(found)
+    return element("g", {"class": "blue"}, inside)
 
 
 def _diagonal(frame: Frame) -> str:

@@ -219,7 +219,9 @@ def _measurements(evaluation: Evaluation) -> Html:
     for name, found in [*evaluation.scores["measurements"].items(), *changes.items()]:
         arrow = "↑" if found.get("better") == "higher" else "↓"
         beside = shown(base[name]) if name in base else "—"
-        rows.append([f"{name} {arrow}", beside, shown(found), interval(found), found["n"], said(MEANING.get(name, ""))])
+        rows.append(
+            [f"{name}\u00a0{arrow}", beside, shown(found), interval(found), found["n"], said(MEANING.get(name, ""))]
+        )
     about = f" for {evaluation.target}" if evaluation.target else ""
     head: list[Content] = ["", "base", "value", "95 % interval", "n", said("meaning")]
     return table(head, rows, f"{evaluation.name}{about} (↑ higher is better)", "numbers")
