@@ -114,6 +114,19 @@ def test_attacks_of_two_schedules_are_neither_ranked_nor_averaged(tmp_path: Path
     assert "A, B 7.1 % (7.1 % – 7.1 %) 24.0 % (17.0 % – 31.0 %)" in text
 
 
+def test_attacks_on_other_concepts_are_averaged_but_not_ranked(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, concept) for concept in ("Dogs", "Cats")]
+    for run, post in zip(runs, (0.31, 0.17), strict=True):
+        name = run.config.concept
+        # What names the concept differs: the target, its pictures, what counts as a success.
+        judge = {"id": "object", "weights_sha256": "judge", "success": f"argmax is {name}"}
+        targets = {"from": "emoji-canvas", "found": len(name), "candidates": 5}
+        add_attack(run, attack_scores(post, target={"name": name, "kind": "class"}, judge=judge, targets=targets))
+    top = page_of(*runs).split('id="r0"')[0]
+    assert "A, B 7.1 % (7.1 % – 7.1 %) 24.0 % (17.0 % – 31.0 %)" in words(top)
+    assert "<strong>1" not in top and "<strong>3" not in top
+
+
 def test_an_attack_that_one_run_lacks_is_not_run(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, seed=seed) for seed in range(2)]
     for run in runs:

@@ -20,7 +20,7 @@ from cgru.report.kinds import ATTACKS, Kind, kind_of
 from cgru.runs import METRICS, Run, Scalar, read_metrics
 
 EDIT = Path("edit") / "pytorch_lora_weights.safetensors"
-SAME_NOT_NEEDED = ("model", "target", "target_images")
+SAME_NOT_NEEDED = ("model", "target", "target_images", "targets")
 """Keys of a protocol in which two comparable evaluations may differ: the subject and what it is to forget."""
 
 
@@ -159,6 +159,8 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _compared(protocol: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in protocol.items() if key not in SAME_NOT_NEEDED}
+    if isinstance(judge := kept.get("judge"), Mapping):  # an attack's names the concept in what counts as a success
+        kept["judge"] = {key: value for key, value in judge.items() if key != "success"}
     return kept | {"base model": protocol.get("model", {}).get("base")}
 
 
