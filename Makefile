@@ -22,10 +22,11 @@ demo: setup ## make the embedded model forget Dogs, then measure it before and a
 	run=$$(printf '%s\n' "$$told" | tail -n 1) && \
 	echo "$$told" && \
 	$(BIN)/cgru evaluate "$$run" --target Dogs --images 1 && \
+	told=$$($(BIN)/cgru report "$$run") && \
+	page=$$(printf '%s\n' "$$told" | tail -n 1) && \
 	echo && \
-	echo "Look at $$run/eval/*/before_after.png (before and after on the same noise)" && \
-	echo "at $$run/samples (the same prompts over training)" && \
-	echo "and at $$run/curves.svg (what the reward and the outside detector say)." && \
+	echo "Look at $$page in a browser: what was forgotten and kept, before and after on the same noise, the training." && \
+	echo "Pictures alone: $$run/eval/*/before_after.png, $$run/samples, $$run/curves.svg." && \
 	echo "Next: $(BIN)/cgru export $$run no-dogs && $(BIN)/cgru generate 'a poodle on a blue background' --model no-dogs \\" && \
 	echo "          --steps 20 --guidance 3 --out poodle.png"
 

@@ -12,7 +12,7 @@ from cgru.critic import build_critic
 from cgru.critic.film import FilmCritic
 from cgru.critic.fit import class_scores, regress, split, values, warm_start, warm_start_classes
 from cgru.critic.latent import LatentCritic
-from cgru.critic.measures import accuracy_and_macro_precision, explained_variance, value_error
+from cgru.critic.measures import accuracy_and_macro_precision, calibration, explained_variance, value_error
 from cgru.mdp.trajectory import Trajectory
 
 TIMES = [900, 100]
@@ -231,3 +231,18 @@ def test_prompts_travel_with_their_pairs() -> None:
         updates=80, batch=16, generator=seeded(),
     )  # fmt: skip
     assert loss.losses[-1] < 0.1 * rewards.var()
+
+
+def test_calibration_holds_the_foretold_reward_against_the_one_that_came() -> None:
+    # Eight trajectories of 3 steps; V is the reward at the last step, 5 at the others.
+    rewards = torch.arange(8.0)
+    value = torch.full((8, 3), 5.0)
+    value[:, 2] = rewards
+    early, late = calibration(value, rewards, windows=2, parts=2)
+    assert (early.first, early.last, late.first, late.last) == (0, 1, 2, 2)
+    assert early.counts == (8, 8) and early.predicted == (5.0, 5.0)
+    assert late.predicted == late.achieved == (1.5, 5.5)  # means of 0..3 and of 4..7
+    assert late.spread == pytest.approx((1.25**0.5, 1.25**0.5))
+    # Four states at least in a part: eight make two, three make one.
+    assert len(calibration(value[:, 2:], rewards, parts=5)[0].counts) == 2
+    assert calibration(value[:3, 2:], rewards[:3])[0].counts == (3,)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from chrome import Tab, chromium, opened
+from test_benchmarks import add_attack, attack_scores
 from test_report_page import add_pictures, add_scores, make_run, page_of, scores
 
 pytestmark = [
@@ -21,6 +22,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = [make_run(folder, seed=seed) for seed in range(2)]
     for run in runs:
         add_pictures(add_scores(run, scores()))
+        add_attack(run, attack_scores())
     (folder / "report.html").write_text(page_of(*runs), encoding="utf-8")
     return folder / "report.html"
 
@@ -61,7 +63,16 @@ def test_tabs_show_one_panel_by_click_and_key(tab: Tab) -> None:
     assert tab.complaints() == []
 
 
+def test_the_literature_unfolds(tab: Tab) -> None:
+    shown = "document.querySelector('.literature table').checkVisibility()"
+    assert tab.value(shown) is False
+    tab.click(".literature summary")
+    assert tab.value(shown) is True
+    assert tab.complaints() == []
+
+
 def test_nothing_is_loaded_and_every_picture_is_whole(tab: Tab, page: Path) -> None:
+    assert page.stat().st_size < 8_000_000
     assert tab.requests() == [page.resolve().as_uri()]
     broken = "[...document.images].filter(e => e.complete && !e.naturalWidth).length"
     assert tab.value(broken) == 0 and tab.value("document.images.length") > 10

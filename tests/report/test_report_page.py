@@ -166,7 +166,8 @@ def test_hazards_are_counted_by_category_and_their_sum_is_computed(tmp_path: Pat
     add_scores(run, found, "hazard@1-hazard")
     text = words(page_of(run))
     assert "Still drawn 4.9 %" in text and "Kept 97.5 %" in text
-    assert "skulls not scored 2 total not scored 3" in text
+    # 2 of 62 pictures; the total is summed; Wilson's intervals.
+    assert "skulls not run not run 2 3.2 % 0.9 % – 11.0 % total not run not run 3 4.8 %" in text
 
 
 def test_of_two_versions_the_newer_is_the_headline(run: Run) -> None:

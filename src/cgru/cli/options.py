@@ -229,6 +229,8 @@ class Report:
     """Run folders, finished or not; several are compared."""
     out: Annotated[Path | None, read_as(Path, "FILE.html"), arg(help_behavior_hint=PAGE)] = None
     """Where the page goes."""
+    figures: Annotated[Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="")] = None
+    """Write every drawing there too, as SVG and PNG (needs cgru[figures])."""
     json: bool = False
     """Print one JSON document and nothing else."""
 

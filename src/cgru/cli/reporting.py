@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cgru.cli.options import Report
 from cgru.cli.terminal import show
+
+if TYPE_CHECKING:
+    from cgru.report.records import Record
 
 Work = Callable[[], int]
 MOST = 24
@@ -23,16 +27,32 @@ def prepare_report(options: Report, root: Path) -> Work:
     out = _place(options, REPORT)
     records = [read_record(path) for path in options.runs]
     page = build(records)
+    drawn = _drawn(options, records)
     holes = {str(record.run.path): list(record.holes) for record in records}
 
     def work() -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(out, page)
-        found = {"report": str(out), "bytes": len(page.encode()), "holes": holes}
-        told = [f"missing, {path}: {words}" for path, sentences in holes.items() for words in sentences]
+        files = [str(path) for path in drawn()]
+        found = {"report": str(out), "bytes": len(page.encode()), "holes": holes, "figures": files}
+        told = [f"{len(files) // 2} figures as SVG and PNG: {options.figures}"] if files else []
+        told += [f"missing, {path}: {words}" for path, sentences in holes.items() for words in sentences]
         return show(found, options.json, lambda console: console.print("\n".join([*told, str(out)]), soft_wrap=True))
 
     return work
+
+
+def _drawn(options: Report, records: Sequence[Record]) -> Callable[[], list[Path]]:
+    """What writes the figures; whether it can is known before anything is written."""
+    from cgru.report.figures import all_figures, find_renderer, write_figures
+
+    folder = options.figures
+    if folder is None:
+        return list
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--figures {str(folder)!r} is a file; allowed: a folder. Give another name.")
+    render, figures = find_renderer(), all_figures(records)
+    return lambda: write_figures(figures, folder, render)
 
 
 def _check_runs(options: Report) -> None:

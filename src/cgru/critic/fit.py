@@ -10,7 +10,7 @@ Among processes minibatches are drawn alike, each takes its share, and gradients
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -20,7 +20,13 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from cgru import processes
-from cgru.critic.measures import accuracy_and_macro_precision, explained_variance, value_error
+from cgru.critic.measures import (
+    Calibration,
+    accuracy_and_macro_precision,
+    calibration,
+    explained_variance,
+    value_error,
+)
 from cgru.critic.views import ClassCritic, Critic
 from cgru.mdp.trajectory import Conditioning, Trajectory
 
@@ -50,6 +56,8 @@ class HeldOut:
     n: int
     value_error: Float[Tensor, " t"]
     explained_variance: Float[Tensor, " t"]
+    calibration: tuple[Calibration, ...]
+    """Reward foretold and achieved, for ranges of timesteps."""
     accuracy: float | None = None
     """Of the classes head, over all timesteps alike, 0..1."""
     macro_precision: float | None = None
@@ -198,7 +206,8 @@ def _class_scores(
 def _held_out(critic: Critic, states: _States, rewards: Tensor, samples: Tensor) -> HeldOut:
     value = _values(critic, states, samples, REPORT_BATCH).cpu()
     chosen = rewards.cpu()[samples]
-    return HeldOut(len(samples), value_error(value, chosen), explained_variance(value, chosen))
+    measured = value_error(value, chosen), explained_variance(value, chosen)
+    return HeldOut(len(samples), *measured, tuple(calibration(value, chosen)))
 
 
 @torch.no_grad()
@@ -207,7 +216,7 @@ def _held_out_classes(
 ) -> HeldOut:
     scores = _held_out(critic, states, rewards, samples)
     accuracy, precision = _class_scores(critic, states, labels, samples, REPORT_BATCH)
-    return HeldOut(scores.n, scores.value_error, scores.explained_variance, accuracy, precision)
+    return replace(scores, accuracy=accuracy, macro_precision=precision)
 
 
 def _squared_error(critic: Critic, states: _States, rewards: Tensor) -> Callable[[Tensor], Tensor]:

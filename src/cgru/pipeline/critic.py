@@ -7,6 +7,7 @@ prompts whose label it does not know are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,7 @@ def _described(result: WarmStart) -> dict[str, Any]:
         "held_out": held.n,
         "value_error": held.value_error.tolist(),
         "explained_variance": held.explained_variance.tolist(),
+        "calibration": [asdict(part) for part in held.calibration],
         "accuracy": held.accuracy,
         "macro_precision": held.macro_precision,
     }

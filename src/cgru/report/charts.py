@@ -62,7 +62,7 @@ def plane(spots: Sequence[Spot], x_title: str, y_title: str, *, has_front: bool)
         _labels(frame, spots),
     ]
     words = "; ".join(f"{spot.label}: {percent(spot.forgotten[0])}, {percent(spot.kept[0])}" for spot in spots)
-    return _drawing(parts, 420, f"{x_title} and {y_title}. {words}")
+    return drawing(parts, 420, f"{x_title} and {y_title}. {words}")
 
 
 def efficient(spots: Sequence[Spot]) -> list[Spot]:
@@ -136,7 +136,7 @@ def lines(series: Sequence[Series], x_title: str, show: Show, title: str) -> str
         end_labels(frame, drawn, show),
     ]
     ends = "; ".join(f"{line.label}: {show(line.values[0])} to {show(line.values[-1])}" for line in drawn)
-    return _drawing(parts, 204, f"{title}. {ends}")
+    return drawing(parts, 204, f"{title}. {ends}")
 
 
 def _spot(frame: Frame, spot: Spot) -> str:
@@ -177,7 +177,8 @@ def _beats(one: Spot, other: Spot) -> bool:
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 
 
-def _drawing(parts: Sequence[str], height: float, title: str) -> str:
+def drawing(parts: Sequence[str], height: float, title: str) -> str:
+    """One SVG of WIDTH × height units with the rules of every drawing."""
     attributes = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {WIDTH} {height:g}", "role": "img"}
     # No width of its own: a narrow picture then takes its rules for narrow screens, with larger letters.
     return element("svg", attributes, "\n".join([f"<title>{escape(title)}</title>", style(), *parts])) + "\n"

@@ -11,22 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cgru.config import fingerprint
-from cgru.report.charts import COLOURS, Spot, plane
-from cgru.report.html import NONE, Content, Html, figure, hole, interval, joined, note, percent, shown, table, tag
-from cgru.report.records import Evaluation, Record, comparable, differing, is_same, pictures_a_prompt
+from cgru.report.charts import COLOURS, Spot, efficient, plane
+from cgru.report.html import (
+    NONE,
+    NOT_RUN,
+    Content,
+    Html,
+    figure,
+    hole,
+    interval,
+    joined,
+    note,
+    percent,
+    said,
+    shown,
+    table,
+    tag,
+)
+from cgru.report.kinds import Kind
+from cgru.report.records import Evaluation, Record, amount, comparable, differing, is_same
 
-COLUMNS = {
-    "canvas": {"ua": "UA ↑", "ira": "IRA ↑", "cra": "CRA ↑"},
-    "hazard": {"hazard_detections": "hazards drawn ↓", "object_accuracy": "objects kept ↑"},
-}
-MEANINGS = {
-    "canvas": "UA: forgotten. IRA: other labels of the same kind kept. CRA: labels of the other kind kept. ",
-    "hazard": "",
-}
-PLANES = {
-    "canvas": ("forgotten (UA)", "kept (IRA)"),
-    "hazard": ("hazards no longer drawn", "objects kept"),
-}
+LETTERS = [chr(ord("A") + i) for i in range(26)]
+"""Runs of a comparison; the command line takes no more."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +62,30 @@ class Entry:
         found = self.evaluation.scores["measurements"].get(key)
         return None if found is None else found["value"]
 
+    @property
+    def target(self) -> str:
+        """What was to be forgotten."""
+        return self.evaluation.target or self.record.concept
+
+    @property
+    def kind(self) -> Kind:
+        """How its benchmark is shown."""
+        kind = self.evaluation.sort
+        assert kind is not None, self.evaluation.name
+        return kind
+
     def is_higher_better(self, key: str) -> bool:
         """Which way is better, as scores.json says."""
         return bool(self.evaluation.scores["measurements"][key].get("better") == "higher")
+
+
+def name_runs(records: Sequence[Record]) -> list[Named]:
+    """The runs of a page in order, with letters where there are several."""
+    letters = ["this run"] if len(records) == 1 else LETTERS[: len(records)]
+    return [
+        Named(letter, record.run.path.resolve().name, f"r{i}", record)
+        for i, (letter, record) in enumerate(zip(letters, records, strict=True))
+    ]
 
 
 def families(runs: Sequence[Named]) -> list[list[Entry]]:
@@ -66,41 +93,82 @@ def families(runs: Sequence[Named]) -> list[list[Entry]]:
     groups: dict[tuple[str, str], list[Entry]] = {}
     for named in runs:
         record = named.record
-        own = [found for found in record.evaluations if found.headline and is_same(found.target, record.concept)]
+        own = [found for found in record.evaluations if found.sort and _is_own(found, record)]
         for evaluation in own:
             key = (evaluation.name, comparable(evaluation.protocol))
             groups.setdefault(key, []).append(Entry(named, evaluation))
     return list(groups.values())
 
 
+def _is_own(evaluation: Evaluation, record: Record) -> bool:
+    """Of the run's concept, or of a benchmark that was given no target: picture quality, nudity."""
+    return evaluation.target is None or is_same(evaluation.target, record.concept)
+
+
 def comparison(runs: Sequence[Named]) -> Html:
     """The top of a page of several runs: a plane and a table for each family, and what could not be compared."""
     groups = families(runs)
-    drawn = {entry.named.anchor for group in groups for entry in group}
-    missing = [f"{named.letter} ({named.name})" for named in runs if named.anchor not in drawn]
-    parts: list[Content] = [_warning(groups)] if len(groups) > 1 else []
-    parts += [_family(group) for group in groups]
-    if missing:
-        text = f"In no table and no plane, because not evaluated on what was to be forgotten: {', '.join(missing)}."
-        parts.append(hole(text))
+    parts: list[Content] = []
+    for sort in _sorted_apart(groups):
+        parts += [_warning(sort)] if len(sort) > 1 else []
+        parts += [family(group) for group in sort]
+        parts.append(_missing(runs, sort))
+    if not any(group[0].kind.is_headline for group in groups):
+        parts.insert(0, _missing(runs, []))
     return tag("section", tag("h2", "Comparison", id="comparison"), *parts, class_="comparison")
 
 
+def _sorted_apart(groups: Sequence[list[Entry]]) -> list[list[list[Entry]]]:
+    """Families that a reader may want to hold against each other, together: the headlines first."""
+    sorts: dict[str, list[list[Entry]]] = {"": []}
+    for group in groups:
+        kind = group[0].kind
+        sorts.setdefault("" if kind.is_headline else kind.name, []).append(group)
+    return [sort for sort in sorts.values() if sort]
+
+
+def _missing(runs: Sequence[Named], sort: Sequence[Sequence[Entry]]) -> Html:
+    """The runs that these families do not show, and why."""
+    drawn = {entry.named.anchor for group in sort for entry in group}
+    missing = [f"{named.letter} ({named.name})" for named in runs if named.anchor not in drawn]
+    if not missing:
+        return NONE
+    if sort and not sort[0][0].kind.is_headline:
+        return hole(f"{sort[0][0].evaluation.scores['benchmark']} not run: {', '.join(missing)}.")
+    return hole(f"In no table and no plane, because not evaluated on what was to be forgotten: {', '.join(missing)}.")
+
+
 def own_plane(entries: Sequence[Entry]) -> Html:
-    """The plane of a family, with the base models as rings."""
-    benchmark = entries[0].evaluation.scores["benchmark"]
-    spots = [spot for i, entry in enumerate(entries) for spot in _spots(entry, COLOURS[i % len(COLOURS)])]
-    spots = [*_distinct([spot for spot in spots if spot.is_base]), *(spot for spot in spots if not spot.is_base)]
-    has_one_target = len({entry.evaluation.target for entry in entries}) == 1
-    x_title, y_title = PLANES[benchmark]
-    drawing = plane(spots, x_title, y_title, has_front=has_one_target)
+    """The plane of a family, with the base models as rings; nothing for a kind without one."""
+    spots = plane_spots(entries)
+    titles = entries[0].kind.plane
+    if titles is None or not spots:
+        return NONE
     words = "Crosses are 95 % intervals, rings are base models. Top right is best: the concept gone, the rest intact."
-    alt = f"{x_title} against {y_title}: " + "; ".join(
+    alt = f"{titles[0]} against {titles[1]}: " + "; ".join(
         f"{spot.label} {percent(spot.forgotten[0])} and {percent(spot.kept[0])}" for spot in spots
     )
+    if len({entry.target for entry in entries}) == 1 and len(efficient(spots)) > 1:
+        words += " Dashed: the runs that no other beats in both."
     if not any(spot.is_base for spot in spots):
         words += " No base model was scored."
-    return figure(drawing, alt, words)
+    return figure(plane_drawing(entries), alt, words)
+
+
+def plane_drawing(entries: Sequence[Entry]) -> str:
+    """The SVG of a family's plane; only for a kind that has one."""
+    titles = entries[0].kind.plane
+    assert titles is not None, entries[0].kind
+    has_one_target = len({entry.target for entry in entries}) == 1
+    return plane(plane_spots(entries), *titles, has_front=has_one_target)
+
+
+def plane_spots(entries: Sequence[Entry]) -> list[Spot]:
+    """Base models first, each once; then the runs."""
+    if entries[0].kind.plane is None:
+        return []
+    spots = [spot for i, entry in enumerate(entries) for spot in _spots(entry, COLOURS[i % len(COLOURS)])]
+    return [*_distinct([spot for spot in spots if spot.is_base]), *(spot for spot in spots if not spot.is_base)]
 
 
 def ranks(values: Sequence[float | None], *, is_higher_better: bool) -> list[int | None]:
@@ -116,12 +184,22 @@ def ranks(values: Sequence[float | None], *, is_higher_better: bool) -> list[int
 
 def total(entry: Entry) -> float | None:
     """Sum of a table's columns, each turned so that higher is better; None where one is missing."""
-    keys = COLUMNS[entry.evaluation.scores["benchmark"]]
+    keys = entry.kind.columns
     values = [entry.value(key) for key in keys]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
     return sum(value if entry.is_higher_better(key) else 1 - value for key, value in zip(keys, known, strict=True))
+
+
+def order(entries: Sequence[Entry]) -> list[int | None]:
+    """Ranks among runs that were to forget the same: by the sum where there is a plane, else by the last column."""
+    if len(entries) < 2:
+        return [None] * len(entries)
+    if entries[0].kind.plane:
+        return ranks([total(entry) for entry in entries], is_higher_better=True)
+    key = list(entries[0].kind.columns)[-1]
+    return ranks([entry.value(key) for entry in entries], is_higher_better=entries[0].is_higher_better(key))
 
 
 def _warning(groups: Sequence[Sequence[Entry]]) -> Html:
@@ -139,47 +217,49 @@ def _differing(one: Sequence[Entry], other: Sequence[Entry]) -> list[str]:
     return differing(one[0].evaluation.protocol, other[0].evaluation.protocol)
 
 
-def _family(group: Sequence[Entry]) -> Html:
-    first = group[0].evaluation
-    targets = list(dict.fromkeys(str(entry.evaluation.target) for entry in group))
-    heading = f"{first.name}, {pictures_a_prompt(first)}: {len(group)} run{'s' * (len(group) > 1)}"
-    columns = COLUMNS[first.scores["benchmark"]]
-    rows = [row for target in targets for row in _rows([e for e in group if e.evaluation.target == target])]
-    sums = " + ".join(title.split(",")[0].rstrip(" ↑↓") for title in columns.values())
-    head = ["run", "to forget", *columns.values(), "sum", "rank", "recipe"]
-    words = (
-        f"{MEANINGS[first.scores['benchmark']]}Small: 95 % intervals. Bold: best of those to forget the same. "
-        f"Sum: {sums} in points, each turned so that more is better; the rank follows it. Where intervals overlap, a "
-        "rank says little."
-    )
+def family(group: Sequence[Entry]) -> Html:
+    """Evaluations of one protocol: plane, table with bold and ranks, means over seeds and concepts."""
+    first, kind = group[0].evaluation, group[0].kind
+    targets = list(dict.fromkeys(entry.target for entry in group))
+    heading = f"{first.name}, {amount(first)}: {len(group)} run{'s' * (len(group) > 1)}"
+    rows = [row for target in targets for row in _rows([e for e in group if e.target == target])]
+    head: list[Content] = [
+        "run",
+        "to forget",
+        *kind.columns.values(),
+        *(["sum"] if kind.plane else []),
+        "rank",
+        said("recipe"),
+    ]
+    words = f"{kind.meaning}Small: 95 % intervals. Bold: best of those to forget the same. {_ranking(kind)}"
     tables = [table(head, rows, f"Runs on {first.name}", "numbers"), note(words), _means(group)]
-    return tag("div", tag("h3", heading), own_plane(group), *tables, class_="family")
+    drawn = own_plane(group) if len(group) > 1 or kind.is_headline else NONE
+    return tag("div", tag("h3", heading), drawn, *tables, class_="family")
+
+
+def _ranking(kind: Kind) -> str:
+    titles = [title.split(",")[0].rstrip(" ↑↓") for title in kind.columns.values()]
+    how = f"The rank follows {titles[-1]}."
+    if kind.plane:
+        how = f"Sum: {' + '.join(titles)} in points, each turned so that more is better; the rank follows it."
+    return f"{how} Where intervals overlap, a rank says little."
 
 
 def _rows(entries: Sequence[Entry]) -> list[list[Content]]:
     """The runs that were to forget the same, with bold and ranks among them alone."""
-    keys = COLUMNS[entries[0].evaluation.scores["benchmark"]]
-    best = {key: _best(entries, key) for key in keys}
-    totals = [total(entry) for entry in entries]
-    order = ranks(totals, is_higher_better=True) if len(entries) > 1 else [None] * len(entries)
+    kind = entries[0].kind
+    best = {key: _best(entries, key) for key in kind.columns}
     rows: list[list[Content]] = []
-    for entry, summed, rank in zip(entries, totals, order, strict=True):
-        cells = [
-            _cell(entry, key, is_best=entry.value(key) is not None and entry.value(key) == best[key]) for key in keys
-        ]
+    for entry, rank in zip(entries, order(entries), strict=True):
         link = joined([tag("b", entry.named.letter), " ", tag("a", entry.named.name, href=f"#{entry.named.anchor}")])
-        shown_sum = "—" if summed is None else f"{100 * summed:.1f}"
-        rank_cell = "—" if rank is None else rank
-        told: list[Content] = [link, str(entry.evaluation.target)]
-        rows.append(
-            [
-                *told,
-                *cells,
-                shown_sum,
-                rank_cell,
-                tag("span", f"{_recipe(entry.record)}, seed {entry.record.run.config.seed}", class_="recipe"),
-            ]
-        )
+        cells = [
+            _cell(entry, key, is_best=entry.value(key) is not None and entry.value(key) == best[key])
+            for key in kind.columns
+        ]
+        summed = total(entry) if kind.plane else None
+        sums = ["—" if summed is None else f"{100 * summed:.1f}"] if kind.plane else []
+        recipe = said(f"{_recipe(entry.record)}, seed {entry.record.run.config.seed}")
+        rows.append([link, entry.target, *cells, *sums, "—" if rank is None else rank, recipe])
     return rows
 
 
@@ -193,7 +273,7 @@ def _best(entries: Sequence[Entry], key: str) -> float | None:
 def _cell(entry: Entry, key: str, *, is_best: bool) -> Html:
     found = entry.evaluation.scores["measurements"].get(key)
     if found is None:
-        return tag("span", "not measured", class_="none")
+        return NOT_RUN
     value = tag("strong", shown(found)) if is_best else tag("span", shown(found))
     return tag("span", value, tag("small", interval(found)))
 
@@ -210,7 +290,7 @@ def _means(group: Sequence[Entry]) -> Html:
             if len(group) > 1
             else NONE
         )
-    columns = COLUMNS[group[0].evaluation.scores["benchmark"]]
+    columns = group[0].kind.columns
     rows = [
         [
             _recipe(entries[0].record),
@@ -228,7 +308,11 @@ def _mean(entries: Sequence[Entry], key: str) -> str:
     values = [value for value in (entry.value(key) for entry in entries) if value is not None]
     if len(values) < len(entries):
         return f"measured in {len(values)} of {len(entries)}"
-    return f"{percent(sum(values) / len(values))} ({percent(min(values))} – {percent(max(values))})"
+    unit = entries[0].evaluation.scores["measurements"][key].get("unit")
+    mean, low, high = (
+        shown({"value": value, "unit": unit}) for value in (sum(values) / len(values), min(values), max(values))
+    )
+    return f"{mean} ({low} – {high})"
 
 
 def _settings(record: Record) -> str:
@@ -243,7 +327,9 @@ def _recipe(record: Record) -> str:
 
 
 def _spots(entry: Entry, colour: str) -> list[Spot]:
-    gone, kept = entry.evaluation.headline or ("", "")
+    gone, kept = entry.kind.needed
+    if entry.value(gone) is None or entry.value(kept) is None:
+        return []
     base = entry.evaluation.base
     found = [(entry.named.letter, entry.evaluation.scores["measurements"], colour, False)]
     if base and gone in base["measurements"] and kept in base["measurements"]:

@@ -20,6 +20,8 @@ class Html:
 
 Content = Html | str | int | None
 NONE = Html("")
+NOT_RUN = Html('<span class="none">not run</span>')
+"""A cell of a table that nothing was measured for: never blank, never zero."""
 
 
 def tag(name: str, /, *inside: Content, **attributes: object) -> Html:
@@ -86,6 +88,11 @@ def tabs(name: str, panels: Sequence[tuple[str, Html]]) -> Html:
         for i, (_, content) in enumerate(panels)
     ]
     return tag("div", tag("div", *buttons, role="tablist"), *bodies, class_="tabs")
+
+
+def said(words: str) -> Html:
+    """A cell of words in a table of numbers: on the left, small."""
+    return tag("span", words, class_="recipe")
 
 
 def command(text: str) -> Html:

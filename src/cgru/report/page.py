@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from cgru.report import compare, pictures, repeat, tables, training
+from cgru.report import attacks, benchmarks, compare, literature, pictures, repeat, tables, training
 from cgru.report.html import NONE, Content, Html, hole, joined, section, tag
 from cgru.report.records import Record
 from cgru.report.svg import PALETTE
@@ -20,6 +20,8 @@ LIMIT = 8_000_000
 """Bytes of a page."""
 PAIRS = (16, 8, 4, 0)
 """Pictures before and after that are tried, of the concept and of the rest each: the first that fits."""
+EXAMPLES = 8
+"""Attacked prompts with pictures, at most."""
 PARTS = {
     "pictures": "Before and after",
     "progress": "During training",
@@ -29,12 +31,13 @@ PARTS = {
     "curves": "Reward",
     "stability": "Stability",
     "critic": "Critic",
+    "attack": "Attack",
+    "benchmarks": "Other benchmarks",
     "measurements": "All measurements",
     "protocol": "How to repeat this",
+    "literature": "From the literature",
 }
 """Anchor -> words of the contents."""
-LETTERS = [chr(ord("A") + i) for i in range(26)]
-"""Runs of a comparison; the command line takes no more."""
 REPORT = "report.html"
 """The file in a run folder."""
 
@@ -51,20 +54,13 @@ def build(records: Sequence[Record], limit: int = LIMIT) -> str:
     )
 
 
-def _named(records: Sequence[Record]) -> list[compare.Named]:
-    letters = ["this run"] if len(records) == 1 else LETTERS[: len(records)]
-    return [
-        compare.Named(letter, record.run.path.resolve().name, f"r{i}", record)
-        for i, (letter, record) in enumerate(zip(letters, records, strict=True))
-    ]
-
-
 def _page(records: Sequence[Record], count: int) -> str:
-    named = _named(records)
+    named = compare.name_runs(records)
     is_single = len(records) == 1
     title = f"Unlearning {records[0].concept}" if is_single else f"Unlearning: {len(records)} runs compared"
     parts: list[Content] = [_contents(named)] if is_single else [_contents(named), compare.comparison(named)]
     parts += [_run(run, count, is_single=is_single) for run in named]
+    parts.append(literature.block("r0-literature"))
     footer = "Made by cgru report from the files of the run alone; it loads nothing else."
     return frame(title, "Unlearning report", joined(_subtitle(records)), joined(parts), footer)
 
@@ -107,6 +103,7 @@ def _contents(named: Sequence[compare.Named]) -> Html:
         links = {f"{named[0].anchor}-{part}": words for part, words in PARTS.items()}
     else:
         links = {"comparison": "Comparison", **{run.anchor: f"{run.letter} {run.name}" for run in named}}
+        links["r0-literature"] = PARTS["literature"]
     return tag("nav", *(tag("a", words, href=f"#{anchor}") for anchor, words in links.items()), aria_label="Contents")
 
 
@@ -125,7 +122,12 @@ def _run(run: compare.Named, count: int, *, is_single: bool) -> Html:
         _guarded(tables.confusions, record, f"{prefix}-confusion"),
         _plane(run, f"{prefix}-plane") if is_single else None,
     ]
-    rest = (training.curves, training.stability, training.critic, tables.measurements, repeat.protocol)
+    parts += [
+        _guarded(part, record, f"{prefix}-{part.__name__}")
+        for part in (training.curves, training.stability, training.critic)
+    ]
+    parts.append(_guarded(partial(attacks.attack, limit=min(count, EXAMPLES)), record, f"{prefix}-attack"))
+    rest = (benchmarks.benchmarks, tables.measurements, repeat.protocol)
     parts += [_guarded(part, record, f"{prefix}-{part.__name__}") for part in rest]
     return tag("article", *heading, *parts, class_="run")
 

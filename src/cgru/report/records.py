@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from cgru.presets import is_hazard
+from cgru.report.kinds import ATTACKS, Kind, kind_of
 from cgru.runs import METRICS, Run, Scalar, read_metrics
 
 EDIT = Path("edit") / "pytorch_lora_weights.safetensors"
-SAME_NOT_NEEDED = ("model", "target", "target_images")
+SAME_NOT_NEEDED = ("model", "target", "target_images", "targets")
 """Keys of a protocol in which two comparable evaluations may differ: the subject and what it is to forget."""
-HEADLINES = {"canvas": ("ua", "ira"), "hazard": ("hazard_detections", "object_accuracy")}
-"""Benchmark -> what is forgotten, what is kept."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,21 @@ class Evaluation:
     @property
     def headline(self) -> tuple[str, str] | None:
         """The measurements of what is forgotten and what is kept; None without a target."""
-        names = HEADLINES.get(self.scores["benchmark"])
-        found = self.scores["measurements"]
-        is_whole = names is not None and all(found.get(name, {}).get("value") is not None for name in names)
-        return names if is_whole and self.target else None
+        kind, found = self.sort, self.scores["measurements"]
+        if kind is None or not kind.is_headline or self.target is None:
+            return None
+        gone, kept = kind.needed
+        return (gone, kept) if all(found[name]["value"] is not None for name in (gone, kept)) else None
+
+    @property
+    def sort(self) -> Kind | None:
+        """What sort of benchmark it is, by its measurements; None: its numbers are only listed."""
+        return kind_of(self.scores)
+
+    @property
+    def is_attack(self) -> bool:
+        """Made by `cgru attack`: prompts with pictures of their own, and no base model beside them."""
+        return self.sort == ATTACKS
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,11 @@ def is_same(target: str | None, concept: str) -> bool:
     return target is not None and target.casefold() == concept.casefold()
 
 
-def pictures_a_prompt(evaluation: Evaluation) -> str:
+def amount(evaluation: Evaluation) -> str:
     """How much was drawn, in words."""
+    if evaluation.is_attack:
+        schedule = evaluation.protocol.get("schedule", {}).get("name", "?")
+        return f"{evaluation.protocol.get('prompts', '?')} prompts, schedule {schedule}"
     count = evaluation.protocol.get("images", "?")
     return f"{count} picture{'' if count == 1 else 's'} a prompt"
 
@@ -146,6 +159,8 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _compared(protocol: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in protocol.items() if key not in SAME_NOT_NEEDED}
+    if isinstance(judge := kept.get("judge"), Mapping):  # an attack's names the concept in what counts as a success
+        kept["judge"] = {key: value for key, value in judge.items() if key != "success"}
     return kept | {"base model": protocol.get("model", {}).get("base")}
 
 
@@ -189,7 +204,7 @@ def _evaluations(run: Run) -> tuple[list[Evaluation], list[str]]:
             why = "it scored another edit than the one in this run, or does not say which"
             holes.append(f"The evaluation {folder.name} is left out: {why}.")
             continue
-        if evaluation.base is None:
+        if evaluation.base is None and not evaluation.is_attack:
             holes.append(
                 f"{folder.name}: the base model was not scored (--no-base), so nothing tells before and after."
             )

@@ -30,9 +30,9 @@ PALETTE = {
     "red": ("#c0262d", "#ff8080"),
 }
 """Name -> (light, dark); every text colour has a contrast of at least 4.5 on its paper."""
+FONT = 'text{font-family:system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif}'
 RULES = """
-text{font-family:system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif;font-size:13px;
-fill:currentColor}
+text{font-size:13px;fill:currentColor}
 .heading{font-size:19px;font-weight:600}.title{font-size:15px;font-weight:600}
 .line{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 .dashed{stroke-dasharray:5 5}.thin{fill:none;stroke:currentColor;stroke-width:1}
@@ -87,7 +87,7 @@ class Series:
 def style() -> str:
     """The rules of every drawing, light unless the reader asks for dark."""
     light, dark = ("".join(f".{name}{{color:{shades[i]}}}" for name, shades in PALETTE.items()) for i in range(2))
-    return f"<style>{RULES}{light}@media (prefers-color-scheme:dark){{{dark}}}{NARROW}</style>"
+    return f"<style>{FONT}{RULES}{light}@media (prefers-color-scheme:dark){{{dark}}}{NARROW}</style>"
 
 
 def element(name: str, attributes: Mapping[str, object], inside: str = "") -> str:

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cgru.evaluation.statistics import wilson
-from cgru.report.html import NONE, Content, Html, hole, interval, note, percent, section, shown, table, tabs, tag
-from cgru.report.records import Evaluation, Record, pictures_a_prompt
+from cgru.report.benchmarks import detections
+from cgru.report.html import NONE, Content, Html, hole, interval, note, percent, said, section, shown, table, tabs, tag
+from cgru.report.kinds import HAZARDS
+from cgru.report.records import Evaluation, Record, amount
 from cgru.report.repeat import lineage
 from cgru.report.terminal import MEANING
 
@@ -33,7 +35,7 @@ def headline(record: Record, anchor: str) -> Html:
 def _facts(evaluation: Evaluation) -> list[tuple[str, str, str]]:
     """Measurement, title and what it says, of each card."""
     name, found = str(evaluation.target), evaluation.scores["measurements"]
-    if evaluation.scores["benchmark"] == "hazard":
+    if evaluation.sort == HAZARDS:
         facts = [
             (
                 "hazard_detections",
@@ -84,7 +86,7 @@ def _bar(found: Mapping[str, Any], base: Mapping[str, Any] | None) -> Html:
 
 def _how_sure(evaluation: Evaluation) -> str:
     base = " The ring is the base model on the same prompts and noise." if evaluation.base else ""
-    return f"Measured by {evaluation.name}, {pictures_a_prompt(evaluation)}; bands are 95 % intervals.{base}"
+    return f"Measured by {evaluation.name}, {amount(evaluation)}; bands are 95 % intervals.{base}"
 
 
 def _blanks(evaluation: Evaluation) -> Html:
@@ -112,27 +114,12 @@ def per_class(record: Record, anchor: str) -> Html:
     rows = [_class_row(label, before.get(label), after[label]) for label in labels]
     is_hazard = evaluation.kind == "hazard"
     first = [] if is_hazard else [_target_row(evaluation)]
-    above = _detections(evaluation) if is_hazard else NONE
+    above = detections(evaluation) if is_hazard else NONE
     head = ["", "before", "after", "change", "after, 95 % interval"]
     words = "Shares are counted from the mix-ups below, their intervals are Wilson's; change is in points. "
     words += "" if is_hazard else "The target's row is 1 − UA, the mean of the other rows is IRA."
     caption = f"Recognised as asked, {evaluation.name}"
     return section(title, lead, above, table(head, [*first, *rows], caption, "numbers"), note(words), anchor=anchor)
-
-
-def _detections(evaluation: Evaluation) -> Html:
-    """Pictures of explicit prompts by the category that was seen, before and after, and their sum."""
-    after = evaluation.scores.get("detections")
-    before = evaluation.base.get("detections") if evaluation.base else None
-    if not after:
-        return hole("scores.json has no detections by category.")
-    rows: list[list[Content]] = [
-        [category, before["by_category"].get(category, "—") if before else "not scored", count]
-        for category, count in after["by_category"].items()
-    ]
-    summed: list[Content] = [sum(part["by_category"].values()) if part else "not scored" for part in (before, after)]
-    rows.append([tag("strong", "total"), *summed])
-    return table(["", "before", "after"], rows, f"Hazards seen in {after['pictures']} explicit pictures", "numbers")
 
 
 def _class_row(label: str, before: tuple[int, int] | None, after: tuple[int, int]) -> list[Content]:
@@ -232,7 +219,9 @@ def _measurements(evaluation: Evaluation) -> Html:
     for name, found in [*evaluation.scores["measurements"].items(), *changes.items()]:
         arrow = "↑" if found.get("better") == "higher" else "↓"
         beside = shown(base[name]) if name in base else "—"
-        rows.append([f"{name} {arrow}", beside, shown(found), interval(found), found["n"], MEANING.get(name, "")])
+        rows.append(
+            [f"{name}\u00a0{arrow}", beside, shown(found), interval(found), found["n"], said(MEANING.get(name, ""))]
+        )
     about = f" for {evaluation.target}" if evaluation.target else ""
-    head = ["", "base", "value", "95 % interval", "n", "meaning"]
+    head: list[Content] = ["", "base", "value", "95 % interval", "n", said("meaning")]
     return table(head, rows, f"{evaluation.name}{about} (↑ higher is better)", "numbers")

@@ -6,6 +6,7 @@ from cgru.report.charts import critic_steps, ratio_steps, ratios, variances
 from cgru.report.curves import percent, run_curves, short
 from cgru.report.html import Content, Html, figure, hole, note, section, tag
 from cgru.report.records import Record
+from cgru.report.reliability import calibrations, miscalibration, named, reliability
 
 
 def curves(record: Record, anchor: str) -> Html:
@@ -63,11 +64,32 @@ def critic(record: Record, anchor: str) -> Html:
         fit = ""
     words = f"{fit}first and last: on the first and last batch, before the critic saw it."
     parts = [
+        *_calibration(record),
         _drawn("Squared error of V", error, "No error by step was logged."),
         _drawn("Share of the reward's variance that V explains", explained, "No explained variance was logged."),
         note(words[0].upper() + words[1:]),
     ]
     return section(title, lead, *parts, anchor=anchor)
+
+
+def _calibration(record: Record) -> list[Html]:
+    """The reliability diagram on held-out trajectories, with its distance from the diagonal by range of timesteps."""
+    diagram = reliability(record.fit)
+    why = "This run recorded no calibration; new runs do, when the critic is first fitted."
+    if record.fit is None:
+        why = "The run has no record of a fitted critic, so there is no calibration."
+    elif not record.fit.get("trajectories", 1):
+        why = "The critic was not fitted before training (critic.trajectories is 0), so there is no calibration."
+    parts = [_drawn("Reward foretold against reward achieved, by range of denoising steps", diagram, why)]
+    if diagram:
+        gaps = "; ".join(f"{named(part)} {short(miscalibration(part))}" for part in calibrations(record.fit))
+        states = sum(sum(part["counts"]) for part in calibrations(record.fit))
+        words = (
+            f"On the dashed line V is right on average. {states} states of {(record.fit or {}).get('held_out', '?')} "
+            f"held-out trajectories; states of one trajectory share a reward. Mean distance from the line: {gaps}."
+        )
+        parts.append(note(words))
+    return parts
 
 
 def _drawn(title: str, drawing: str | None, otherwise: str) -> Html:
