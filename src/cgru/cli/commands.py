@@ -178,6 +178,7 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
         target=options.target,
         variant=options.variant,
         reference=options.reference,
+        judges=options.judges,
         out=options.out,
         base=options.model,
         with_base=not options.no_base,

@@ -15,16 +15,22 @@ from cgru.report.charts import COLOURS, Spot, plane
 from cgru.report.html import NONE, Content, Html, figure, hole, interval, joined, note, percent, shown, table, tag
 from cgru.report.records import Evaluation, Record, comparable, differing, is_same, pictures_a_prompt
 
+GRID = {"ua": "UA ↑", "ira": "IRA ↑", "cra": "CRA ↑"}
+GRID_MEANING = "UA: forgotten. IRA: other labels of the same kind kept. CRA: labels of the other kind kept. "
+GRID_PLANE = ("forgotten (UA)", "kept (IRA)")
 COLUMNS = {
-    "canvas": {"ua": "UA ↑", "ira": "IRA ↑", "cra": "CRA ↑"},
+    "canvas": GRID,
+    "unlearncanvas": GRID,
     "hazard": {"hazard_detections": "hazards drawn ↓", "object_accuracy": "objects kept ↑"},
 }
 MEANINGS = {
-    "canvas": "UA: forgotten. IRA: other labels of the same kind kept. CRA: labels of the other kind kept. ",
+    "canvas": GRID_MEANING,
+    "unlearncanvas": GRID_MEANING,
     "hazard": "",
 }
 PLANES = {
-    "canvas": ("forgotten (UA)", "kept (IRA)"),
+    "canvas": GRID_PLANE,
+    "unlearncanvas": GRID_PLANE,
     "hazard": ("hazards no longer drawn", "objects kept"),
 }
 

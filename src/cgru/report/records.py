@@ -21,7 +21,11 @@ from cgru.runs import METRICS, Run, Scalar, read_metrics
 EDIT = Path("edit") / "pytorch_lora_weights.safetensors"
 SAME_NOT_NEEDED = ("model", "target", "target_images")
 """Keys of a protocol in which two comparable evaluations may differ: the subject and what it is to forget."""
-HEADLINES = {"canvas": ("ua", "ira"), "hazard": ("hazard_detections", "object_accuracy")}
+HEADLINES = {
+    "canvas": ("ua", "ira"),
+    "unlearncanvas": ("ua", "ira"),
+    "hazard": ("hazard_detections", "object_accuracy"),
+}
 """Benchmark -> what is forgotten, what is kept."""
 
 

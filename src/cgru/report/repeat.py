@@ -38,8 +38,11 @@ def run_commands(record: Record) -> list[str]:
 
 def evaluate_command(record: Record, evaluation: Evaluation) -> str:
     """What makes an evaluation's folder again; elsewhere it only completes what is missing."""
-    words = ["cgru", "evaluate", str(record.run.path), "--benchmark", str(evaluation.scores["benchmark"])]
-    for option in ("images", "target", "dtype"):
+    variant = evaluation.protocol.get("variant")
+    name = str(evaluation.scores["benchmark"]).removesuffix(f"-{variant}")  # fid-judge is the variant judge of fid
+    words = ["cgru", "evaluate", str(record.run.path), "--benchmark", name]
+    words += ["--judges", "FOLDER"] if "judge_lineage" in evaluation.protocol else []
+    for option in ("variant", "images", "target", "dtype"):
         value = evaluation.target if option == "target" else evaluation.protocol.get(option)
         words += [f"--{option}", str(value)] if value is not None else []
     return shlex.join([*words, *([] if evaluation.base else ["--no-base"])])
