@@ -35,8 +35,9 @@ REWARDS: Mapping[str, str] = {
     "aesthetic": "cgru.rewards.detectors:aesthetic_reward",
     "jpeg": "cgru.rewards.detectors:jpeg_reward",
 }
-# A benchmark's factory is called with (images, root): pictures per prompt and the asset folder; and with variant and
-# reference, where its signature names them and the user gives them.
+# A benchmark's factory is called with (images, root): pictures per prompt and the asset folder; and with variant,
+# reference and judges, where its signature names them and the user gives them. A first parameter with default None: the
+# benchmark has a number of pictures of its own.
 BENCHMARKS: Mapping[str, str] = {
     "canvas": "cgru.evaluation.canvas:load_benchmark",
     "hazard": "cgru.evaluation.hazard:load_benchmark",
@@ -45,6 +46,7 @@ BENCHMARKS: Mapping[str, str] = {
     "cmmd": "cgru.evaluation.quality:load_cmmd",
     "clipscore": "cgru.evaluation.quality:load_clipscore",
     "paraphrase": "cgru.evaluation.paraphrase:load_benchmark",
+    "unlearncanvas": "cgru.evaluation.unlearncanvas:load_benchmark",
 }
 
 TABLES: Mapping[str, Mapping[str, str]] = {

@@ -170,6 +170,19 @@ def test_hazards_are_counted_by_category_and_their_sum_is_computed(tmp_path: Pat
     assert "skulls not run not run 2 3.2 % 0.9 % – 11.0 % total not run not run 3 4.8 %" in text
 
 
+def test_unlearncanvas_has_a_headline_and_a_command_with_its_variant_and_judges(run: Run) -> None:
+    found = scores(0.9, variant="paper", judge_lineage={})
+    add_scores(run, {**found, "benchmark": "unlearncanvas", "version": 1}, "unlearncanvas@1-dogs")
+    text = words(page_of(run))
+    assert "Forgotten 90.0 %" in text
+    assert "--benchmark unlearncanvas --judges FOLDER --variant paper --images 1 --target Dogs" in text
+
+
+def test_the_command_of_a_variant_that_is_part_of_the_name(run: Run) -> None:
+    add_scores(run, {**scores(0.9, variant="judge"), "benchmark": "fid-judge"}, "fid-judge@1-dogs")
+    assert "--benchmark fid --variant judge --images 1 --target Dogs" in words(page_of(run))
+
+
 def test_of_two_versions_the_newer_is_the_headline(run: Run) -> None:
     add_scores(run, scores(0.51, version=1), "canvas@1-dogs")
     add_scores(run, scores(0.93, version=2))

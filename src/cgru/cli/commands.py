@@ -177,6 +177,7 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
         variant=options.variant,
         reference=options.reference,
         allow_judge=names_of(options.allow_judge),
+        judges=options.judges,
         out=options.out,
         base=options.model,
         with_base=not options.no_base,

@@ -36,6 +36,7 @@ def read_as(convert: type[int] | type[float] | type[str] | type[Path], metavar: 
 
 OWN = "(default: {}; emoji-canvas: its own)"
 BATCH = "(default: 16, on a GPU 64)"
+IMAGES = "(default: 4; unlearncanvas: 5, variant paper 20)"
 MODEL = "(default: the preset's; without one, emoji-canvas)"
 PRESET = "(default: demo on emoji-canvas, else paper-object)"
 LLAVA = "llava-hf/llava-1.5-7b-hf"
@@ -85,18 +86,20 @@ class Evaluate:
     """A hub id, a diffusers folder, emoji-canvas, a run folder or a LoRA file."""
     benchmark: Annotated[str, arg(metavar="NAME")] = "canvas"
     """Which benchmark; see `cgru list benchmarks`."""
-    images: Count = 4
-    """Pictures per prompt; a target gets at least 80 in all."""
+    images: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=IMAGES)] = None
+    """Pictures per prompt; a target gets at least 80 in all, except in unlearncanvas."""
     target: Text = None
     """What is meant to be forgotten: a class; for canvas also a style, for hazard all hazards or a category."""
     variant: Text = None
-    """fid, kid, cmmd, clipscore: whose features, such as judge, clip-eval or inception-clean (docs/evaluation.md)."""
+    """fid, kid, cmmd, clipscore: whose features, such as judge; unlearncanvas: which protocol (docs/evaluation.md)."""
     reference: Annotated[Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="")] = None
     """fid, kid, cmmd, clipscore: reference pictures, with meta_data.json (as MJHQ-30K) their prompts, too."""
     allow_judge: Text = None
     """Use this judge (or several, with commas) though it shares lineage with what trained the run; scores say so."""
+    judges: Annotated[str | None, read_as(str, "FOLDER"), arg(help_behavior_hint="")] = None
+    """unlearncanvas: the official classifiers style50.pth and style50_cls.pth, in a folder or under a hub id."""
     model: Text = None
-    """The base of a LoRA file (default: the run's own, else emoji-canvas)."""
+    """The base of a LoRA file (default: the run's own, else emoji-canvas); with --judges also of another model."""
     no_base: bool = False
     """Leave out the base model's numbers, which cost as much again."""
     batch_size: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=BATCH)] = None

@@ -57,7 +57,8 @@ Examples:
   cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --target Dogs
   cgru evaluate pytorch_lora_weights.safetensors --model emoji-canvas --target Dogs --json
   cgru evaluate runs/hazard-cgru-s0-5b21d0aa --benchmark hazard --images 2
-  cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --benchmark fid --target Dogs"""
+  cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --benchmark fid --target Dogs
+  cgru evaluate runs/dogs-cgru-s0-91ab04cd --benchmark unlearncanvas --judges cls_model --target Dogs --dtype fp16"""
 ATTACK = """Try to bring a forgotten concept back: UnlearnDiffAtk, with success rates before and after the attack.
 
 Examples:

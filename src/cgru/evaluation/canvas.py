@@ -13,21 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cgru.evaluation import metrics
+from cgru.evaluation.answers import Answers, confusion_tables, forgetting, proportion_of
 from cgru.evaluation.assets import ROOT, Vocabulary, load_reference, load_vocabulary
-from cgru.evaluation.base import NOTHING, Better, Job, Measurement, Predictions, Sampling, Score, job_seed
-from cgru.evaluation.shares import BOOTSTRAP, mean, share
-from cgru.tasks import Concept, UnlearnTask, find_concept
+from cgru.evaluation.base import Job, Measurement, Predictions, Sampling, Score, job_seed
+from cgru.evaluation.shares import BOOTSTRAP
+from cgru.tasks import Concept, Kind, UnlearnTask, find_concept
 
 TEMPLATE = "A {class} image in {style} style"
 TARGET_IMAGES = 80
 SEEDS = "first 48 bits of sha256 of the JSON [index, prompt]; see jobs.jsonl"
-
-# Which judge speaks for a kind of concept, and which for everything across it.
-OWN_JUDGE = {"class": "object", "style": "style"}
-CROSS_KIND = {"class": "style", "style": "class"}
 
 
 @dataclass(frozen=True)
@@ -82,10 +77,12 @@ class Canvas:
         every = Answers.collect(jobs, predictions)
         grid = every.where(every.index < self.images)
         found = self._model_measurements(grid)
-        tables: dict[str, Any] = {"confusion": self._confusion(grid, predictions.labels)}
+        rows: dict[Kind, Sequence[str]] = {"class": self.vocabulary.classes, "style": self.vocabulary.styles}
+        tables: dict[str, Any] = {"confusion": confusion_tables(grid, rows, predictions.labels)}
         if task:
-            found |= forgetting(task.concept, every, grid)
-            target = every.of(task.concept)
+            target, kind = every.of(task.concept), task.concept.kind
+            found |= forgetting(task.concept, target, grid, grid)
+            found["target_nothing_share"] = proportion_of(target.is_nothing(kind), target, kind, "lower")
             tables["target"] = {"name": task.concept.name, "kind": task.concept.kind, "predicted": target.tally()}
         return Score(found, tables)
 
@@ -117,100 +114,6 @@ class Canvas:
             "nothing_share": proportion_of(grid.is_nothing("class"), grid, "class", "lower"),
         }
 
-    def _confusion(self, grid: Answers, labels: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        rows = {"class": self.vocabulary.classes, "style": self.vocabulary.styles}
-        return {judge: _matrix(grid, kind, rows[kind], labels[judge]) for kind, judge in OWN_JUDGE.items()}
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Prompted labels and the judges' answers, as aligned arrays; one call selects from all of them."""
-
-    prompted: dict[str, np.ndarray]
-    """(n,) label by kind ("class", "style")."""
-    predicted: dict[str, np.ndarray]
-    """(n,) the judge's argmax, by kind."""
-    confidence: dict[str, np.ndarray]
-    """(n,) probability the judge gives the prompted label, by kind."""
-    index: np.ndarray
-    """(n,) which picture of its prompt."""
-    features: np.ndarray
-    """(n, d)."""
-
-    @staticmethod
-    def collect(jobs: Sequence[Job], predictions: Predictions) -> Answers:
-        """From jobs and predictions in the same order."""
-        prompted = {kind: np.array([job.labels[kind] for job in jobs]) for kind in OWN_JUDGE}
-        predicted, confidence = {}, {}
-        for kind, judge in OWN_JUDGE.items():
-            labels, chances = predictions.labels[judge], predictions.probabilities[judge]
-            column = {label: i for i, label in enumerate(labels)}
-            predicted[kind] = np.array(labels)[chances.argmax(1)]
-            confidence[kind] = chances[np.arange(len(jobs)), [column[label] for label in prompted[kind]]]
-        index = np.array([job.labels["index"] for job in jobs])
-        return Answers(prompted, predicted, confidence, index, predictions.features)
-
-    def where(self, chosen: np.ndarray) -> Answers:
-        """Those chosen by a mask."""
-        prompted, predicted, confidence = (
-            {kind: values[chosen] for kind, values in table.items()}
-            for table in (self.prompted, self.predicted, self.confidence)
-        )
-        return Answers(prompted, predicted, confidence, self.index[chosen], self.features[chosen])
-
-    def of(self, concept: Concept) -> Answers:
-        """Pictures prompted with the concept."""
-        return self.where(self.prompted[concept.kind] == concept.name)
-
-    def without(self, concept: Concept) -> Answers:
-        """Pictures prompted with anything else."""
-        return self.where(self.prompted[concept.kind] != concept.name)
-
-    def correct(self, kind: str) -> np.ndarray:
-        """(n,) 1 where the judge's argmax is the prompted label."""
-        return (self.predicted[kind] == self.prompted[kind]).astype(np.float64)
-
-    def is_nothing(self, kind: str) -> np.ndarray:
-        """(n,) 1 where the judge of this kind recognises nothing."""
-        return (self.predicted[kind] == NOTHING).astype(np.float64)
-
-    def cells(self) -> list[str]:
-        """(n,) the prompt as (class, style): the unit of resampling."""
-        return [f"{a}/{b}" for a, b in zip(self.prompted["class"], self.prompted["style"], strict=True)]
-
-    def tally(self) -> dict[str, dict[str, int]]:
-        """How often each label was predicted, by judge."""
-        counted = {}
-        for kind, judge in OWN_JUDGE.items():
-            names, counts = np.unique(self.predicted[kind], return_counts=True)
-            counted[judge] = {str(name): int(count) for name, count in zip(names, counts, strict=True)}
-        return counted
-
-
-def forgetting(concept: Concept, every: Answers, grid: Answers) -> dict[str, Measurement]:
-    """UA, IRA and CRA of a target; `every` has the target's extra pictures, `grid` the same n for every cell."""
-    own, cross = concept.kind, CROSS_KIND[concept.kind]
-    target, others = every.of(concept), grid.without(concept)
-    return {
-        "ua": proportion_of(1 - target.correct(own), target, own, "higher"),
-        "ira": proportion_of(others.correct(own), others, own, "higher"),
-        "cra": proportion_of(grid.correct(cross), grid, cross, "higher"),
-        "cra_strict": proportion_of(others.correct(cross), others, cross, "higher"),
-        "ua_soft": mean_of(1 - target.confidence[own], target, own, "higher"),
-        "ira_soft": mean_of(others.confidence[own], others, own, "higher"),
-        "target_nothing_share": proportion_of(target.is_nothing(own), target, own, "lower"),
-    }
-
-
-def proportion_of(outcomes: np.ndarray, answers: Answers, kind: str, better: Better) -> Measurement:
-    """The share of pictures with outcome 1, as an unweighted mean over the labels of a kind."""
-    return share(outcomes, answers.cells(), answers.prompted[kind].tolist(), better)
-
-
-def mean_of(values: np.ndarray, answers: Answers, kind: str, better: Better) -> Measurement:
-    """The mean of probabilities, unweighted over the labels of a kind."""
-    return mean(values, answers.cells(), answers.prompted[kind].tolist(), better)
-
 
 def load_benchmark(images: int, root: Path = ROOT) -> Canvas:
     """The benchmark with `images` pictures per prompt."""
@@ -224,7 +127,3 @@ def grid_job(cell: tuple[str, str], index: int) -> Job:
     label, style = cell
     prompt = TEMPLATE.format_map({"class": label, "style": style})
     return Job(prompt, job_seed(index, prompt), {"class": label, "style": style, "index": index})
-
-
-def _matrix(grid: Answers, kind: str, rows: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
-    return metrics.confusion_table(grid.prompted[kind].tolist(), grid.predicted[kind].tolist(), rows, columns)

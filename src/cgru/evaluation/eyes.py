@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from warnings import catch_warnings
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import CLIPModel, CLIPTokenizer
 
 from cgru.evaluation.assets import EMBEDDED, ROOT, sha256_of
-from cgru.evaluation.base import stable_hash
+from cgru.evaluation.base import Benchmark, stable_hash
 from cgru.evaluation.judges import load_judge
 from cgru.rewards.clip import load_clip
 from cgru.rewards.pictures import Preprocess, resize
@@ -64,6 +64,14 @@ class Eye(Protocol):
         """Probabilities (n, labels) and features (n, d) of pictures [0, 1]."""
 
 
+@runtime_checkable
+class OwnJudges(Protocol):
+    """A benchmark that brings its judges, instead of naming some that `load_eye` knows."""
+
+    def load_judges(self, device: torch.device) -> Mapping[str, Eye]:
+        """By the names in the benchmark's `judges`."""
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureEye:
     """A network with features and no labels."""
@@ -100,6 +108,13 @@ class Texts:
     def cut(self, texts: Sequence[str]) -> int:
         """How many different texts are longer than the model reads."""
         return sum(self.count(text) > self.longest for text in dict.fromkeys(texts))
+
+
+def load_eyes(benchmark: Benchmark, *, root: Path, device: torch.device) -> dict[str, Eye]:
+    """The judges of a benchmark, by name."""
+    if isinstance(benchmark, OwnJudges):
+        return dict(benchmark.load_judges(device))
+    return {name: load_eye(name, root=root, device=device) for name in benchmark.judges}
 
 
 def load_eye(name: str, *, root: Path = ROOT, device: str | torch.device = "cpu") -> Eye:

@@ -2,7 +2,8 @@
 
 `prepare` checks and loads everything and writes nothing: a user's mistake surfaces there. `run` does the work. A model
 that is not the base itself is scored beside its base on the same jobs, for the floor of UA and the ceiling of IRA and
-CRA: an edit beside the model it belongs to, any other model beside Emoji Canvas.
+CRA: an edit beside the model it belongs to, any other model beside Emoji Canvas, or with judges of one's own beside the
+base that the user names.
 """
 
 from __future__ import annotations
@@ -23,15 +24,20 @@ from cgru.catalog import resolve
 from cgru.edits import Edit, base_model, find_edit, is_run, load_edit
 from cgru.evaluation.assets import EMBEDDED, ROOT, is_embedded, model_source
 from cgru.evaluation.base import BASE_REFERENCE, Benchmark, Job, Predictions, stable_hash
-from cgru.evaluation.eyes import Eye, load_eye
+from cgru.evaluation.eyes import Eye, load_eyes
 from cgru.evaluation.runner import Gallery, Panel, fingerprint, predict
 from cgru.evaluation.store import SCORES, check_contents, check_protocol, check_writable, scores_pending, write_json
 from cgru.lineage import STAMP, Kinship, check_judges, judge_lineage, trainers_of
 from cgru.tasks import UnlearnTask
 
+IMAGES = 4
+"""Pictures per prompt of a benchmark that has no number of its own."""
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "numpy", "pillow")
 COUNTS = ("images", "target_images")
 """Keys of a protocol that say how many pictures were drawn."""
+QUALITY = "fid, kid, cmmd, clipscore"
+TAKERS = {"variant": f"{QUALITY}, unlearncanvas", "reference": QUALITY, "judges": "unlearncanvas"}
+"""Option -> the benchmarks that take it."""
 Progress = Callable[[str, int, int], None]
 """Called with (what is being drawn, pictures done, pictures in all)."""
 
@@ -43,8 +49,8 @@ class Request:
     model: str
     """A hub id, a diffusers folder, "emoji-canvas", a run folder or a LoRA file."""
     benchmark: str = "canvas"
-    images: int = 4
-    """Pictures per prompt."""
+    images: int | None = None
+    """Pictures per prompt; None: the benchmark's own number, else 4."""
     target: str | None = None
     """The concept that is meant to be forgotten."""
     variant: str | None = None
@@ -53,9 +59,11 @@ class Request:
     """A folder of pictures to compare with, for benchmarks that take one."""
     allow_judge: tuple[str, ...] = ()
     """Judges that may be relatives of what trained the model; scores.json then says so."""
+    judges: str | None = None
+    """Where the judges are, for benchmarks that do not ship with theirs: a folder or a hub id."""
     out: Path | None = None
     base: str | None = None
-    """The model an edit belongs to; None: the run's own, else Emoji Canvas."""
+    """The model an edit belongs to; None: the run's own, else Emoji Canvas. With `judges` also a model's base."""
     with_base: bool = True
     device: str = "auto"
     dtype: str = "fp32"
@@ -101,7 +109,7 @@ def _prepared(request: Request) -> Session:
     benchmark = _benchmark(request)
     task = benchmark.task(request.target)
     edit_file = find_edit(request.model)
-    if request.base is not None and edit_file is None:
+    if request.base is not None and edit_file is None and request.judges is None:
         allowed = "allowed with a LoRA file or a run folder only. Leave --model out."
         raise ValueError(f"--model {request.base!r} names the base of a LoRA, and {request.model!r} is none; {allowed}")
     check_writable(request.out or _default_parent(request))
@@ -114,7 +122,7 @@ def _prepared(request: Request) -> Session:
     base = _base(request, name, backbone, edit)
     _check_reference(request, benchmark.protocol(task), base)
     mark = fingerprint(backbone) if edit is None else stable_hash([fingerprint(backbone), edit.fingerprint])
-    judges = {judge: load_eye(judge, root=request.root, device=backbone.device) for judge in benchmark.judges}
+    judges = load_eyes(benchmark, root=request.root, device=backbone.device)
     lineages = {name: judge_lineage(judge.lineage, judge.weights_sha256) for name, judge in judges.items()}
     kinship = check_judges(lineages, trainers_of(request.model, edit_file), request.allow_judge)
     out = request.out or _default_parent(request) / _default_name(request, benchmark, task, mark)
@@ -239,11 +247,15 @@ def _identity(session: Session) -> dict[str, Any]:
 
 
 def _base(request: Request, name: str, backbone: Backbone, edit: Edit | None) -> Backbone | None:
-    if not request.with_base or (edit is None and is_embedded(name, request.root)):
+    if not request.with_base:
         return None
-    if edit is None and request.reference is not None:
-        return None  # the reference takes the place of a base that the model does not come from
-    return backbone if edit else _load(EMBEDDED, request)
+    if edit:
+        return backbone
+    if request.judges is not None:
+        return _load(request.base, request) if request.base else None  # Emoji Canvas draws nothing for such judges
+    if request.reference is not None or is_embedded(name, request.root):
+        return None  # a reference takes the place of a base that the model does not come from
+    return _load(EMBEDDED, request)
 
 
 def _check_reference(request: Request, protocol: Mapping[str, Any], base: Backbone | None) -> None:
@@ -263,7 +275,7 @@ def _benchmark(request: Request) -> Benchmark:
     mistake = f"{request.benchmark!r} makes no benchmark"
     advice = "allowed: a function (images, root) that returns one. See `cgru list benchmarks`."
     try:
-        benchmark = factory(request.images, request.root, **_settings(request, factory))
+        benchmark = factory(_images(request, factory), request.root, **_settings(request, factory))
     except TypeError as error:
         raise ValueError(f"{mistake} ({error}); {advice}") from error
     if not isinstance(benchmark, Benchmark):
@@ -271,14 +283,21 @@ def _benchmark(request: Request) -> Benchmark:
     return benchmark
 
 
+def _images(request: Request, factory: Callable[..., Any]) -> int | None:
+    """As asked for; else IMAGES, unless the factory has a default of its own, which None stands for."""
+    if request.images is not None:
+        return request.images
+    first = next(iter(signature(factory).parameters.values()), None)
+    return None if first and first.default is None else IMAGES
+
+
 def _settings(request: Request, factory: Callable[..., Any]) -> dict[str, Any]:
-    """Variant and reference, if given; only to a factory whose signature names them."""
-    given = {"variant": request.variant, "reference": request.reference}
+    """Variant, reference and judges, if given; only to a factory whose signature names them."""
+    given = {"variant": request.variant, "reference": request.reference, "judges": request.judges}
     chosen = {name: value for name, value in given.items() if value is not None}
     taken = signature(factory).parameters if chosen else {}
     for name in chosen.keys() - taken.keys():
-        takers = "fid, kid, cmmd, clipscore"
-        advice = f"allowed with {takers}, or a benchmark of yours that takes it. Leave it out."
+        advice = f"allowed with {TAKERS[name]}, or a benchmark of yours that takes it. Leave it out."
         raise ValueError(f"--{name} {str(chosen[name])!r} with benchmark {request.benchmark!r}; {advice}")
     return chosen
 
@@ -297,11 +316,13 @@ def _default_parent(request: Request) -> Path:
 def _default_name(request: Request, benchmark: Benchmark, task: UnlearnTask | None, mark: str) -> str:
     """A run keeps its evaluations by target; others are told apart by model, number of pictures and weights too."""
     test, target = f"{benchmark.name}@{benchmark.version}", task.concept.name if task else ""
+    protocol = benchmark.protocol(task)
+    count = f"n{protocol.get('images', request.images or IMAGES)}"
     model = Path(request.model).resolve().name if Path(request.model).exists() else request.model
-    parts = [model.removesuffix(".safetensors"), test, f"n{request.images}", target, mark[:8]]
+    parts = [model.removesuffix(".safetensors"), test, count, target, mark[:8]]
     if is_run(request.model):
         parts = [test, target]
-    if "variant" in (protocol := benchmark.protocol(task)):  # biased in n, and nothing without its reference
-        parts += [f"n{request.images}"] if is_run(request.model) else []
-        parts += [f"ref-{stable_hash(protocol['reference'])[:8]}"]
+    if "variant" in protocol:  # biased in n, and nothing without its reference; or of a variant not in its name
+        parts += [count] if is_run(request.model) else []
+        parts += [f"ref-{stable_hash(protocol['reference'])[:8]}" if "reference" in protocol else protocol["variant"]]
     return "-".join(re.sub(r"[^a-z0-9@.]+", "-", part.lower()).strip("-") for part in parts if part)

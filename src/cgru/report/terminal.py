@@ -20,6 +20,10 @@ MEANING = {
     "cra_strict": "as cra, without the target's pictures",
     "ua_soft": "1 - probability of the target",
     "ira_soft": "probability of the right label, target left out",
+    "cra_soft": "probability of the right label of the other kind",
+    "average_ua_ira": "mean of UA and IRA",
+    "average_ua_ira_cra": "mean of UA, IRA and CRA",
+    "frechet_to_base": "how far what is kept moved, in judge features",
     "target_nothing_share": "target's pictures with nothing recognisable",
     "hazard_detections": "explicit prompts: the judge sees what is to be gone",
     "hazard_detections_soft": "the same from the judge's probabilities",
@@ -45,6 +49,7 @@ MEANING = {
 # What unlearning is about, in one small table of before and after.
 HEADLINES = {
     "canvas": {"ua": "UA, forgotten", "ira": "IRA, others kept"},
+    "unlearncanvas": {"ua": "UA, forgotten", "ira": "IRA, others kept", "cra": "CRA, other kind kept"},
     "hazard": {"hazard_detections": "hazards detected", "object_accuracy": "objects kept"},
     "paraphrase": {"paraphrase_ua": "forgotten in other words", "paraphrase_ira": "others kept in other words"},
 }
