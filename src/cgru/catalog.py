@@ -35,8 +35,8 @@ REWARDS: Mapping[str, str] = {
     "aesthetic": "cgru.rewards.detectors:aesthetic_reward",
     "jpeg": "cgru.rewards.detectors:jpeg_reward",
 }
-# A benchmark's factory is called with (images, root): pictures per prompt and the asset folder; and with variant and
-# reference, where its signature names them and the user gives them.
+# A benchmark's factory is called with (images, root): pictures per prompt and the asset folder; and with variant,
+# reference, source, subset, threshold and judge, where its signature names them and the user gives them.
 BENCHMARKS: Mapping[str, str] = {
     "canvas": "cgru.evaluation.canvas:load_benchmark",
     "hazard": "cgru.evaluation.hazard:load_benchmark",
@@ -44,6 +44,7 @@ BENCHMARKS: Mapping[str, str] = {
     "kid": "cgru.evaluation.quality:load_kid",
     "cmmd": "cgru.evaluation.quality:load_cmmd",
     "clipscore": "cgru.evaluation.quality:load_clipscore",
+    "i2p": "cgru.evaluation.i2p:load_benchmark",
     "paraphrase": "cgru.evaluation.paraphrase:load_benchmark",
 }
 

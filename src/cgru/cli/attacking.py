@@ -52,7 +52,7 @@ def _attack(options: Attack, prepared: AttackSession) -> int:
     with progress_bar(options.json) as progress:
         scores = run_attack(prepared, progress)
     files = {"folder": str(prepared.out)}
-    if scores["examples"]:
+    if scores["examples"] and not prepared.trial.is_sensitive:
         files["strip"] = str(prepared.out / "examples.png")
         save_png(Path(files["strip"]), attack_strip(prepared.out))
     return show({**scores, **files}, options.json, lambda console: _tell(console, scores, files))
@@ -66,6 +66,8 @@ def _tell(console: Console, scores: Mapping[str, Any], files: Mapping[str, str])
     if found < wanted:
         reason = "the judge sees the concept in no more of the target pictures"
         console.print(f"only {found} of {wanted} prompts: {reason}", soft_wrap=True)
+    for reason, count in scores["protocol"]["targets"].get("skipped", {}).items():
+        console.print(f"rows skipped: {count}, {reason}", soft_wrap=True)
     brought_back = [row for row in scores["examples"] if row["after"] and not row["before"]]
     for row in brought_back[:SHOWN]:
         console.print(f"brought back: {row['adversarial']}", soft_wrap=True)

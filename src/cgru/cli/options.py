@@ -84,16 +84,24 @@ class Evaluate:
     """A hub id, a diffusers folder, emoji-canvas, a run folder or a LoRA file."""
     benchmark: Annotated[str, arg(metavar="NAME")] = "canvas"
     """Which benchmark; see `cgru list benchmarks`."""
-    images: Count = 4
+    images: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint="(default: 4; i2p: 1)")] = None
     """Pictures per prompt; a target gets at least 80 in all."""
     target: Text = None
     """What is meant to be forgotten: a class; for canvas also a style, for hazard all hazards or a category."""
     variant: Text = None
-    """fid, kid, cmmd, clipscore: whose features, such as judge, clip-eval or inception-clean (docs/evaluation.md)."""
+    """fid, kid, cmmd, clipscore: whose features, such as judge; i2p: fixed, per-row, ... (docs/evaluation.md)."""
     reference: Annotated[Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="")] = None
     """fid, kid, cmmd, clipscore: reference pictures, with meta_data.json (as MJHQ-30K) their prompts, too."""
+    source: Annotated[Path | None, read_as(Path, "FILE.csv"), arg(help_behavior_hint="")] = None
+    """i2p: its prompts, with seeds, in the columns of the hub or of MACE."""
+    subset: Text = None
+    """i2p: all rows (default), one of I2P's categories such as sexual, nudity or nudity-over-50."""
+    threshold: Text = None
+    """i2p: the score from which a detection counts: paper (0.6, default), unlearndiffatk, ... or a number."""
+    judge: Text = None
+    """i2p: nudenet (default), or nudenet=FILE.onnx."""
     model: Text = None
-    """The base of a LoRA file (default: the run's own, else emoji-canvas)."""
+    """The base of a LoRA file (default: the run's own, else emoji-canvas); with --source: of any model."""
     no_base: bool = False
     """Leave out the base model's numbers, which cost as much again."""
     batch_size: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=BATCH)] = None
@@ -125,9 +133,9 @@ class Attack:
     without_word: bool = False
     """Take the concept's word out of the prompts: on a model that forgot nothing, shows that the attack works."""
     source: Annotated[Path | None, read_as(Path, "FILE"), arg(help_behavior_hint="")] = None
-    """Prompts for a concept that emoji-canvas does not know (.txt, .csv, .jsonl); needs --judge."""
+    """Prompts for a concept that emoji-canvas does not know (.txt, .csv, .jsonl; I2P with seeds); needs --judge."""
     judge: Text = None
-    """Your own judge, module:function of images (n, 3, h, w) in [0, 1], which returns n booleans; needs --source."""
+    """nudenet, resnet50 (or NAME=PATH), or module:function of images (n, 3, h, w) to n booleans; needs --source."""
     pictures: Annotated[
         Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="(default: drawn by the base)")
     ] = None

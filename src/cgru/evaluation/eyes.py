@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from warnings import catch_warnings
 
 import numpy as np
@@ -21,8 +21,9 @@ from torch.nn import functional
 from transformers import CLIPModel, CLIPTokenizer
 
 from cgru.evaluation.assets import EMBEDDED, ROOT, sha256_of
-from cgru.evaluation.base import stable_hash
+from cgru.evaluation.base import Detection, stable_hash
 from cgru.evaluation.judges import load_judge
+from cgru.evaluation.nudenet import NUDENET, load_nudenet
 from cgru.rewards.clip import load_clip
 from cgru.rewards.pictures import Preprocess, resize
 from cgru.rewards.weights import lineage_of, load_network, reading
@@ -64,6 +65,14 @@ class Eye(Protocol):
         """Probabilities (n, labels) and features (n, d) of pictures [0, 1]."""
 
 
+@runtime_checkable
+class Detector(Protocol):
+    """An eye that also finds things in a picture, any number of them."""
+
+    def detect(self, images: Tensor) -> list[list[Detection]]:
+        """What is in each of the pictures [0, 1]."""
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureEye:
     """A network with features and no labels."""
@@ -103,7 +112,7 @@ class Texts:
 
 
 def load_eye(name: str, *, root: Path = ROOT, device: str | torch.device = "cpu") -> Eye:
-    """A network by name; any name that is not of a feature network is a judge's."""
+    """A network by name, or NAME=FILE where the user has its weights; any other name is a judge's."""
     if name == CLIP_EVAL:
         return _clip_eval(root, device)
     if name == CLIP_HUB:
@@ -111,6 +120,8 @@ def load_eye(name: str, *, root: Path = ROOT, device: str | torch.device = "cpu"
         return FeatureEye(lambda images: clip.images(images.to(device)), _weights(clip.lineage), clip.lineage)
     if name in (INCEPTION_CLEAN, INCEPTION_BILINEAR):
         return _inception(name, device)
+    if name.partition("=")[0] == NUDENET:
+        return load_nudenet(name.partition("=")[2])
     return load_judge(name, root=root, device=device)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
@@ -27,6 +27,19 @@ from cgru.evaluation.store import SCORES, check_contents, check_protocol, check_
 from cgru.tasks import UnlearnTask
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "numpy", "pillow")
+IMAGES, IMAGES_OF = 4, {"i2p": 1}
+"""Pictures per prompt where none are asked for; by benchmark, where it is another number."""
+TAKERS: Mapping[str, str] = {
+    "variant": "fid, kid, cmmd, clipscore, i2p",
+    "reference": "fid, kid, cmmd, clipscore",
+    "source": "i2p",
+    "subset": "i2p",
+    "threshold": "i2p",
+    "judge": "i2p",
+}
+"""Settings of some benchmarks only."""
+RESCORED = ("threshold",)
+"""What of a protocol is applied to stored predictions: another one there costs no picture and loses nothing."""
 Progress = Callable[[str, int, int], None]
 """Called with (what is being drawn, pictures done, pictures in all)."""
 
@@ -38,17 +51,25 @@ class Request:
     model: str
     """A hub id, a diffusers folder, "emoji-canvas", a run folder or a LoRA file."""
     benchmark: str = "canvas"
-    images: int = 4
-    """Pictures per prompt."""
+    images: int | None = None
+    """Pictures per prompt; None: 4, of i2p 1."""
     target: str | None = None
     """The concept that is meant to be forgotten."""
     variant: str | None = None
     """Of a benchmark that has several; None: its default."""
     reference: Path | None = None
     """A folder of pictures to compare with, for benchmarks that take one."""
+    source: Path | None = None
+    """i2p: a .csv of prompts."""
+    subset: str | None = None
+    """i2p: which of its rows; None: all."""
+    threshold: str | None = None
+    """i2p: the score from which a detection counts, a number or a name; None: the paper's."""
+    judge: str | None = None
+    """i2p: nudenet, or nudenet=FILE.onnx; None: nudenet."""
     out: Path | None = None
     base: str | None = None
-    """The model an edit belongs to; None: the run's own, else Emoji Canvas."""
+    """The model an edit belongs to; None: the run's own, else Emoji Canvas. With `source`: of any model."""
     with_base: bool = True
     device: str = "auto"
     dtype: str = "fp32"
@@ -82,11 +103,13 @@ def evaluate(model: str | Path, benchmark: str = "canvas", **settings: Any) -> d
 
 def prepare(request: Request) -> Session:
     """Check and load, cheap checks first; raises ValueError or OSError for a user's mistake."""
+    if request.images is None:
+        request = replace(request, images=IMAGES_OF.get(request.benchmark, IMAGES))
     _check_counts(request)
     benchmark = _benchmark(request)
     task = benchmark.task(request.target)
     edit_file = find_edit(request.model)
-    if request.base is not None and edit_file is None:
+    if request.base is not None and edit_file is None and request.source is None:
         allowed = "allowed with a LoRA file or a run folder only. Leave --model out."
         raise ValueError(f"--model {request.base!r} names the base of a LoRA, and {request.model!r} is none; {allowed}")
     check_writable(request.out or _default_parent(request))
@@ -99,12 +122,15 @@ def prepare(request: Request) -> Session:
     base = _base(request, name, backbone, edit)
     _check_reference(request, benchmark.protocol(task), base)
     mark = fingerprint(backbone) if edit is None else stable_hash([fingerprint(backbone), edit.fingerprint])
-    judges = {judge: load_eye(judge, root=request.root, device=backbone.device) for judge in benchmark.judges}
+    judges = {
+        judge.partition("=")[0]: load_eye(judge, root=request.root, device=backbone.device)
+        for judge in benchmark.judges  # NAME=FILE is known by its name, and by the hash of the file
+    }
     out = request.out or _default_parent(request) / _default_name(request, benchmark, task, mark)
     for folder in (out, out / "base"):
         check_contents(folder)
     if "variant" in (protocol := benchmark.protocol(task)):
-        check_protocol(out, {"benchmark": benchmark.name, **protocol})
+        check_protocol(out, {"benchmark": benchmark.name, **_lasting(protocol)})
     panel = Panel(judges, benchmark.feature_judge)
     return Session(request, benchmark, task, benchmark.jobs(task), panel, backbone, edit, base, mark, out)
 
@@ -209,6 +235,8 @@ def _identity(session: Session) -> dict[str, Any]:
 def _base(request: Request, name: str, backbone: Backbone, edit: Edit | None) -> Backbone | None:
     if not request.with_base or (edit is None and is_embedded(name, request.root)):
         return None
+    if edit is None and request.source is not None:
+        return _load(request.base, request) if request.base else None  # Emoji Canvas knows nothing of such prompts
     if edit is None and request.reference is not None:
         return None  # the reference takes the place of a base that the model does not come from
     return backbone if edit else _load(EMBEDDED, request)
@@ -240,15 +268,18 @@ def _benchmark(request: Request) -> Benchmark:
 
 
 def _settings(request: Request, factory: Callable[..., Any]) -> dict[str, Any]:
-    """Variant and reference, if given; only to a factory whose signature names them."""
-    given = {"variant": request.variant, "reference": request.reference}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    """What only some benchmarks take, if given; only to a factory whose signature names it."""
+    chosen = {name: value for name, value in vars(request).items() if name in TAKERS and value is not None}
     taken = signature(factory).parameters if chosen else {}
     for name in chosen.keys() - taken.keys():
-        takers = "fid, kid, cmmd, clipscore"
-        advice = f"allowed with {takers}, or a benchmark of yours that takes it. Leave it out."
+        advice = f"allowed with {TAKERS[name]}, or a benchmark of yours that takes it. Leave it out."
         raise ValueError(f"--{name} {str(chosen[name])!r} with benchmark {request.benchmark!r}; {advice}")
     return chosen
+
+
+def _lasting(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """A protocol without what is applied to stored predictions."""
+    return {name: value for name, value in protocol.items() if name not in RESCORED}
 
 
 def _check_counts(request: Request) -> None:
@@ -271,5 +302,7 @@ def _default_name(request: Request, benchmark: Benchmark, task: UnlearnTask | No
         parts = [test, target]
     if "variant" in (protocol := benchmark.protocol(task)):  # biased in n, and nothing without its reference
         parts += [f"n{request.images}"] if is_run(request.model) else []
-        parts += [f"ref-{stable_hash(protocol['reference'])[:8]}"]
+        is_referred = "reference" in protocol
+        mark = f"ref-{stable_hash(protocol['reference'])[:8]}" if is_referred else stable_hash(_lasting(protocol))[:8]
+        parts += [mark] if is_referred else [protocol["variant"], mark]
     return "-".join(re.sub(r"[^a-z0-9@.]+", "-", part.lower()).strip("-") for part in parts if part)
