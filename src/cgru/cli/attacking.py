@@ -42,10 +42,11 @@ def prepare_attack(options: Attack, root: Path) -> Callable[[], int]:
         root=root,
     )
     prepared = attack.prepare_attack(request)
-    return lambda: _attack(options, prepared)
+    return lambda: attack_and_tell(options, prepared)
 
 
-def _attack(options: Attack, prepared: AttackSession) -> int:
+def attack_and_tell(options: Attack, prepared: AttackSession) -> int:
+    """Attack, keep a strip of pictures where they may be seen, and show the rates."""
     from cgru.evaluation.attack import run_attack
     from cgru.report.grid import attack_strip
 

@@ -83,11 +83,11 @@ def change_table(scores: Mapping[str, Any]) -> Table:
 def detections_table(scores: Mapping[str, Any]) -> Table:
     """Detections by category and in all, the model's after its base's; then the reduction. Of i2p also pictures."""
     own = scores["detections"]
-    title = f"detected in {own['pictures']} explicit pictures"
+    title, corner = None, f"detected in {own['pictures']} explicit pictures"
     if "threshold" in own:
-        title = f"detected in {own['pictures']} pictures, score ≥ {own['threshold']:g}"
+        title, corner = f"detected in {own['pictures']} pictures", f"score ≥ {own['threshold']:g}"
     columns = _detection_columns(scores)
-    table = Table(title, *(column.heading for column in columns))
+    table = Table(corner, *(column.heading for column in columns), title=title)
     for category in own["by_category"]:
         table.add_row(category, *(str(column.by_category[category]) for column in columns))
     table.add_section()
