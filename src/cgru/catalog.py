@@ -36,8 +36,8 @@ REWARDS: Mapping[str, str] = {
     "jpeg": "cgru.rewards.detectors:jpeg_reward",
 }
 # A benchmark's factory is called with (images, root): pictures per prompt and the asset folder; and with variant,
-# reference and judges, where its signature names them and the user gives them. A first parameter with default None: the
-# benchmark has a number of pictures of its own.
+# reference, judges, source, subset, threshold and judge, where its signature names them and the user gives them. A
+# first parameter with default None: the benchmark has a number of pictures of its own.
 BENCHMARKS: Mapping[str, str] = {
     "canvas": "cgru.evaluation.canvas:load_benchmark",
     "hazard": "cgru.evaluation.hazard:load_benchmark",
@@ -45,6 +45,7 @@ BENCHMARKS: Mapping[str, str] = {
     "kid": "cgru.evaluation.quality:load_kid",
     "cmmd": "cgru.evaluation.quality:load_cmmd",
     "clipscore": "cgru.evaluation.quality:load_clipscore",
+    "i2p": "cgru.evaluation.i2p:load_benchmark",
     "paraphrase": "cgru.evaluation.paraphrase:load_benchmark",
     "unlearncanvas": "cgru.evaluation.unlearncanvas:load_benchmark",
 }

@@ -44,10 +44,11 @@ def prepare_attack(options: Attack, root: Path) -> Callable[[], int]:
         root=root,
     )
     prepared = attack.prepare_attack(request)
-    return lambda: _attack(options, prepared)
+    return lambda: attack_and_tell(options, prepared)
 
 
-def _attack(options: Attack, prepared: AttackSession) -> int:
+def attack_and_tell(options: Attack, prepared: AttackSession) -> int:
+    """Attack, keep a strip of pictures where they may be seen, and show the rates."""
     from cgru.evaluation.attack import run_attack
     from cgru.report.grid import attack_strip
 
@@ -56,7 +57,7 @@ def _attack(options: Attack, prepared: AttackSession) -> int:
     if not processes.is_main():
         return 0
     files = {"folder": str(prepared.out)}
-    if scores["examples"]:
+    if scores["examples"] and not prepared.trial.is_sensitive:
         files["strip"] = str(prepared.out / "examples.png")
         save_png(Path(files["strip"]), attack_strip(prepared.out))
     return show({**scores, **files}, options.json, lambda console: _tell(console, scores, files))
@@ -68,6 +69,8 @@ def _tell(console: Console, scores: Mapping[str, Any], files: Mapping[str, str])
     console.print(scores_table(scores, is_wide=console.width >= 110))
     for line in notices(scores):
         console.print(line, soft_wrap=True)
+    for reason, count in scores["protocol"]["targets"].get("skipped", {}).items():
+        console.print(f"rows skipped: {count}, {reason}", soft_wrap=True)
     brought_back = [row for row in scores["examples"] if row["after"] and not row["before"]]
     for row in brought_back[:SHOWN]:
         console.print(f"brought back: {row['adversarial']}", soft_wrap=True)

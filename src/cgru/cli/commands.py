@@ -178,6 +178,10 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
         reference=options.reference,
         allow_judge=names_of(options.allow_judge),
         judges=options.judges,
+        source=options.source,
+        subset=options.subset,
+        threshold=options.threshold,
+        judge=options.judge,
         out=options.out,
         base=options.model,
         with_base=not options.no_base,
@@ -191,6 +195,7 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
 
 
 def _evaluate(options: Evaluate, prepared: Session) -> int:
+    from cgru.evaluation.runner import is_shown
     from cgru.evaluation.session import run
     from cgru.report.grid import before_after, canvas_grid
 
@@ -198,10 +203,11 @@ def _evaluate(options: Evaluate, prepared: Session) -> int:
         scores = run(prepared, progress)
     if not processes.is_main():
         return 0
-    folders = [prepared.out, *([prepared.out / "base"] if prepared.base else [])]
-    for folder in folders:
-        save_png(folder / "grid.png", canvas_grid(folder))
-    files = {"folder": str(prepared.out), "grid": str(prepared.out / "grid.png")}
+    files = {"folder": str(prepared.out)}
+    if any(is_shown(job) for job in prepared.jobs):  # i2p keeps no picture
+        files["grid"] = str(prepared.out / "grid.png")
+        for folder in [prepared.out, *([prepared.out / "base"] if prepared.base else [])]:
+            save_png(folder / "grid.png", canvas_grid(folder))
     if prepared.base and prepared.task:
         files["strip"] = str(prepared.out / "before_after.png")
         save_png(Path(files["strip"]), before_after(prepared.out))
@@ -209,14 +215,17 @@ def _evaluate(options: Evaluate, prepared: Session) -> int:
 
 
 def _tell_scores(console: Console, scores: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    from cgru.report.terminal import change_table, detections_table, notices, scores_table
+    from cgru.report.terminal import change_table, detections_table, notices, rows_drawn, scores_table
 
     console.print(scores_table(scores, is_wide=console.width >= 110))
     if "detections" in scores:
         console.print(detections_table(scores))
+    if "subset" in scores["protocol"]:
+        console.print(rows_drawn(scores["protocol"]), soft_wrap=True)
     for line in notices(scores):
         console.print(line, soft_wrap=True)
-    console.print(f"pictures: {files['grid']}", soft_wrap=True)
+    if "grid" in files:
+        console.print(f"pictures: {files['grid']}", soft_wrap=True)
     console.print(f"scores, predictions and jobs: {files['folder']}", soft_wrap=True)
     if "strip" in files:
         console.print(change_table(scores))

@@ -91,15 +91,23 @@ class Evaluate:
     target: Text = None
     """What is meant to be forgotten: a class; for canvas also a style, for hazard all hazards or a category."""
     variant: Text = None
-    """fid, kid, cmmd, clipscore: whose features, such as judge; unlearncanvas: which protocol (docs/evaluation.md)."""
+    """fid, kid, cmmd, clipscore: whose features; unlearncanvas, i2p: which protocol (docs/evaluation.md)."""
     reference: Annotated[Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="")] = None
     """fid, kid, cmmd, clipscore: reference pictures, with meta_data.json (as MJHQ-30K) their prompts, too."""
-    allow_judge: Text = None
-    """Use this judge (or several, with commas) though it shares lineage with what trained the run; scores say so."""
     judges: Annotated[str | None, read_as(str, "FOLDER"), arg(help_behavior_hint="")] = None
     """unlearncanvas: the official classifiers style50.pth and style50_cls.pth, in a folder or under a hub id."""
+    source: Annotated[Path | None, read_as(Path, "FILE.csv"), arg(help_behavior_hint="")] = None
+    """i2p: its prompts, with seeds, in the columns of the hub or of MACE."""
+    subset: Text = None
+    """i2p: all rows (default), one of I2P's categories such as sexual, nudity or nudity-over-50."""
+    threshold: Text = None
+    """i2p: the score from which a detection counts: paper (0.6, default), unlearndiffatk, ... or a number."""
+    judge: Text = None
+    """i2p: nudenet (default), or nudenet=FILE.onnx."""
+    allow_judge: Text = None
+    """Use this judge (or several, with commas) though it shares lineage with what trained the run; scores say so."""
     model: Text = None
-    """The base of a LoRA file (default: the run's own, else emoji-canvas); with --judges also of another model."""
+    """The base of a LoRA file (default: the run's own, else emoji-canvas); with --judges, --source: of any model."""
     no_base: bool = False
     """Leave out the base model's numbers, which cost as much again."""
     batch_size: Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=BATCH)] = None
@@ -131,9 +139,9 @@ class Attack:
     without_word: bool = False
     """Take the concept's word out of the prompts: on a model that forgot nothing, shows that the attack works."""
     source: Annotated[Path | None, read_as(Path, "FILE"), arg(help_behavior_hint="")] = None
-    """Prompts for a concept that emoji-canvas does not know (.txt, .csv, .jsonl); needs --judge."""
+    """Prompts for a concept that emoji-canvas does not know (.txt, .csv, .jsonl; I2P with seeds); needs --judge."""
     judge: Text = None
-    """Your own judge, module:function of images (n, 3, h, w) in [0, 1], which returns n booleans; needs --source."""
+    """nudenet, resnet50 (or NAME=PATH), or module:function of images (n, 3, h, w) to n booleans; needs --source."""
     pictures: Annotated[
         Path | None, read_as(Path, "FOLDER"), arg(help_behavior_hint="(default: drawn by the base)")
     ] = None

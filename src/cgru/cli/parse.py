@@ -58,13 +58,15 @@ Examples:
   cgru evaluate pytorch_lora_weights.safetensors --model emoji-canvas --target Dogs --json
   cgru evaluate runs/hazard-cgru-s0-5b21d0aa --benchmark hazard --images 2
   cgru evaluate runs/dogs-cgru-s0-3f9a1c2e --benchmark fid --target Dogs
-  cgru evaluate runs/dogs-cgru-s0-91ab04cd --benchmark unlearncanvas --judges cls_model --target Dogs --dtype fp16"""
+  cgru evaluate runs/dogs-cgru-s0-91ab04cd --benchmark unlearncanvas --judges cls_model --target Dogs --dtype fp16
+  cgru evaluate safe --benchmark i2p --source i2p_benchmark.csv --model CompVis/stable-diffusion-v1-4"""
 ATTACK = """Try to bring a forgotten concept back: UnlearnDiffAtk, with success rates before and after the attack.
 
 Examples:
   cgru attack runs/dogs-cgru-s0-3f9a1c2e --target Dogs
   cgru attack emoji-canvas --target Dogs --without-word --prompts 10
-  cgru attack no-church --model CompVis/stable-diffusion-v1-4 --target church --source church.csv --judge m:f"""
+  cgru attack no-church --model CompVis/stable-diffusion-v1-4 --target church --source church.csv --judge resnet50
+  cgru attack safe --target nudity --tokens 5 --source nudity.csv --judge nudenet"""
 UNLEARN = """Make a model forget a concept: a LoRA in a run folder, whose path is the last line printed.
 
 Examples:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class AttackRequest:
     source: Path | None = None
     """A file of prompts, for a concept that is none of Emoji Canvas; needs `judge`."""
     judge: str | None = None
-    """ "module:attr" of a function of images that says which show the concept."""
+    """nudenet or resnet50, either with =PATH, or "module:attr" of a function: which images show the concept."""
     pictures: Path | None = None
     """A folder of target pictures, one per prompt in the order of their names, instead of the base's."""
     allow_judge: tuple[str, ...] = ()
@@ -157,6 +157,7 @@ def _prepared(request: AttackRequest) -> AttackSession:
         device=backbone.device,
     )
     kinship = check_judges(trial.lineages, trainers_of(request.model, edit_file), request.allow_judge)
+    trial = _with_room(trial, backbone, request.tokens)
     _check_trial(request, trial, backbone, edit)
     base = _base(request, own, backbone, edit)
     drawer = fingerprint(base) if request.pictures is None else pictures_hash(request.pictures)
@@ -230,7 +231,8 @@ def _scores(session: AttackSession, found: Found, rows: Sequence[Row]) -> dict[s
                 "from": str(request.pictures or session.base.name),
                 "found": len(rows),
                 "candidates": found.candidates,
-            },
+            }
+            | ({"skipped": dict(trial.skipped)} if trial.is_listed else {}),
             **session.method,
             **session.setting,
             "intervals": "wilson",
@@ -275,6 +277,19 @@ def _check_numbers(request: AttackRequest) -> None:
     for option, number in counts.items():
         if number is not None and number < 1:
             raise ValueError(f"{option} {number}; allowed: 1 or more. Give a positive number.")
+
+
+def _with_room(trial: Trial, backbone: Backbone, tokens: int) -> Trial:
+    """Of a list with seeds, prompts too long for that many more tokens are skipped and counted."""
+    if not trial.is_listed:
+        return trial
+    box = open_up(backbone)
+    fitting = [job for job in trial.candidates if box.room(job.prompt) >= tokens]
+    if not fitting:
+        raise ValueError(f"--tokens {tokens}; none of the prompts leaves room for them. Give fewer, or other prompts.")
+    lost = len(trial.candidates) - len(fitting)
+    reasons = {f"too long for {tokens} more tokens": lost} if lost else {}
+    return replace(trial, candidates=fitting, skipped={**trial.skipped, **reasons})
 
 
 def _check_trial(request: AttackRequest, trial: Trial, backbone: Backbone, edit: Edit | None) -> None:

@@ -30,11 +30,14 @@ class Job:
     prompt: str
     seed: int
     labels: Mapping[str, str | int]
+    guidance: float | None = None
+    """Of this picture alone; None: the benchmark's."""
 
     @property
     def id(self) -> str:
-        """16 hex digits that depend on prompt and seed only: the same in every run and on every machine."""
-        return stable_hash([self.prompt, self.seed])[:16]
+        """16 hex digits of prompt, seed and own guidance, if any: the same in every run and on every machine."""
+        own = [] if self.guidance is None else [self.guidance]
+        return stable_hash([self.prompt, self.seed, *own])[:16]
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,16 @@ class Sampling:
     steps: int
     guidance: float
     eta: float
+
+
+@dataclass(frozen=True)
+class Detection:
+    """One thing that a detector found in a picture."""
+
+    label: str
+    score: float
+    box: tuple[int, int, int, int]
+    """Left, top, width, height in pixels of the picture."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,8 @@ class Predictions:
     """(n, d) float32, of the judge the benchmark names for its Fréchet distance."""
     broken: int = 0
     """How many of the pictures were not finite; a blank one, judged NOTHING, stands for each."""
+    detections: Mapping[str, Sequence[Sequence[Detection]]] = field(default_factory=dict)
+    """All that each detector found in each picture, by detector; a broken picture has none."""
 
 
 @dataclass(frozen=True)

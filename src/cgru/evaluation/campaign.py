@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from PIL import ImageFilter
 from torch import Tensor
 
 from cgru import processes
@@ -23,6 +24,9 @@ from cgru.evaluation.statistics import wilson
 from cgru.evaluation.store import PredictionFile, Row, save_picture
 from cgru.evaluation.targets import Target, chunks
 from cgru.evaluation.trials import Trial
+
+BLUR = 16
+"""Sensitive pictures are kept blurred, by a Gaussian of width / 16: shapes and colours stay, nothing more."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class Campaign:
     def attack_chunk(self, model: Backbone, chunk: Sequence[Target]) -> list[Row]:
         """Draw the prompts as they are, attack those that do not show the concept, keep the pictures."""
         prompts = [self.trial.hidden(target.job) if self.without_word else target.job.prompt for target in chunk]
-        before, was_shown, broken = self.trial.drawn(model, prompts, [target.job.seed for target in chunk])
+        seeds, guidances = [target.job.seed for target in chunk], [target.job.guidance for target in chunk]
+        before, was_shown, broken = self.trial.drawn(model, prompts, seeds, guidances)
         weak = [i for i, shown in enumerate(was_shown) if not shown]
         last, outcomes = self._attacked(model, [chunk[i] for i in weak], [prompts[i] for i in weak])
         found = dict(zip(weak, outcomes, strict=True))
@@ -104,7 +109,8 @@ class Campaign:
         last: dict[int, Tensor] = {}
 
         def attempt(which: Sequence[int], texts: Sequence[str]) -> list[bool]:
-            images, shown, _ = self.trial.drawn(model, texts, [cases[i].seed for i in which])
+            guidances = [chunk[i].job.guidance for i in which]
+            images, shown, _ = self.trial.drawn(model, texts, [cases[i].seed for i in which], guidances)
             last.update(zip(which, images, strict=True))
             return shown
 
@@ -114,7 +120,10 @@ class Campaign:
         return last, outcomes
 
     def _save(self, target: Target, when: str, image: Tensor) -> None:
-        save_picture(self.samples / f"{target.job.id}-{when}.png", to_pictures(image[None])[0])
+        picture = to_pictures(image[None])[0]
+        if self.trial.is_sensitive:
+            picture = picture.filter(ImageFilter.GaussianBlur(picture.width / BLUR))
+        save_picture(self.samples / f"{target.job.id}-{when}.png", picture)
 
 
 def success_rates(rows: Sequence[Row]) -> dict[str, Measurement]:

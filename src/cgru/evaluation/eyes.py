@@ -21,8 +21,9 @@ from torch.nn import functional
 from transformers import CLIPModel, CLIPTokenizer
 
 from cgru.evaluation.assets import EMBEDDED, ROOT, sha256_of
-from cgru.evaluation.base import Benchmark, stable_hash
+from cgru.evaluation.base import Benchmark, Detection, stable_hash
 from cgru.evaluation.judges import load_judge
+from cgru.evaluation.nudenet import NUDENET, load_nudenet
 from cgru.rewards.clip import load_clip
 from cgru.rewards.pictures import Preprocess, resize
 from cgru.rewards.weights import lineage_of, load_network, reading
@@ -72,6 +73,14 @@ class OwnJudges(Protocol):
         """By the names in the benchmark's `judges`."""
 
 
+@runtime_checkable
+class Detector(Protocol):
+    """An eye that also finds things in a picture, any number of them."""
+
+    def detect(self, images: Tensor) -> list[list[Detection]]:
+        """What is in each of the pictures [0, 1]."""
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureEye:
     """A network with features and no labels."""
@@ -114,11 +123,12 @@ def load_eyes(benchmark: Benchmark, *, root: Path, device: torch.device) -> dict
     """The judges of a benchmark, by name."""
     if isinstance(benchmark, OwnJudges):
         return dict(benchmark.load_judges(device))
-    return {name: load_eye(name, root=root, device=device) for name in benchmark.judges}
+    # NAME=FILE is known by its name, and by the hash of the file.
+    return {name.partition("=")[0]: load_eye(name, root=root, device=device) for name in benchmark.judges}
 
 
 def load_eye(name: str, *, root: Path = ROOT, device: str | torch.device = "cpu") -> Eye:
-    """A network by name; any name that is not of a feature network is a judge's."""
+    """A network by name, or NAME=FILE where the user has its weights; any other name is a judge's."""
     if name == CLIP_EVAL:
         return _clip_eval(root, device)
     if name == CLIP_HUB:
@@ -126,6 +136,8 @@ def load_eye(name: str, *, root: Path = ROOT, device: str | torch.device = "cpu"
         return FeatureEye(lambda images: clip.images(images.to(device)), _weights(clip.lineage), clip.lineage)
     if name in (INCEPTION_CLEAN, INCEPTION_BILINEAR):
         return _inception(name, device)
+    if name.partition("=")[0] == NUDENET:
+        return load_nudenet(name.partition("=")[2])
     return load_judge(name, root=root, device=device)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from transformers import PreTrainedTokenizerBase
 
 from cgru import processes
 from cgru.backbones.base import Backbone
-from cgru.evaluation.base import NOTHING, Job, Predictions, Sampling, stable_hash
-from cgru.evaluation.eyes import Eye
+from cgru.evaluation.base import NOTHING, Detection, Job, Predictions, Sampling, stable_hash
+from cgru.evaluation.eyes import Detector, Eye
 from cgru.evaluation.store import PredictionFile, Row, is_whole_png, job_row, pack, unpack, write_atomic, write_lines
 from cgru.mdp import rollout
 
@@ -46,8 +46,10 @@ class Panel:
         chances = {name: result[0].double().cpu().numpy() for name, result in seen.items() if name in self._labels}
         for name, labels in self._labels.items():
             chances[name][broken] = [label == NOTHING for label in labels]
+        boxes = self._found(images, broken)
         return [
             {"id": job.id, "key": key, **self._answers(chances, i), "broken": bool(lost), "features": pack(features[i])}
+            | boxes[i]
             for i, (job, lost) in enumerate(zip(jobs, broken, strict=True))
         ]
 
@@ -55,11 +57,26 @@ class Panel:
         """Rows back as arrays."""
         chances = {name: np.array([row["probabilities"][name] for row in rows]) for name in self._labels}
         features = np.stack([unpack(row["features"]) for row in rows])
-        return Predictions(self._labels, chances, features, broken=sum(row["broken"] for row in rows))
+        detections = {name: [_detections(row["detections"][name]) for row in rows] for name in self._detectors}
+        return Predictions(self._labels, chances, features, sum(row["broken"] for row in rows), detections)
 
     @property
     def _labels(self) -> dict[str, tuple[str, ...]]:
         return {name: judge.labels for name, judge in self.judges.items() if judge.labels}
+
+    @property
+    def _detectors(self) -> dict[str, Detector]:
+        return {name: judge for name, judge in self.judges.items() if isinstance(judge, Detector)}
+
+    def _found(self, images: Tensor, broken: np.ndarray) -> list[Row]:
+        """What the detectors add to each row; nothing where there are none."""
+        seen = {name: detector.detect(images) for name, detector in self._detectors.items()}
+        if not seen:
+            return [{} for _ in broken]
+        return [
+            {"detections": {name: [] if lost else [asdict(box) for box in found[i]] for name, found in seen.items()}}
+            for i, lost in enumerate(broken)
+        ]
 
     def _answers(self, chances: Mapping[str, np.ndarray], i: int) -> Row:
         said = {name: labels[chances[name][i].argmax()] for name, labels in self._labels.items()}
@@ -67,13 +84,37 @@ class Panel:
 
 
 @torch.no_grad()
-def draw(backbone: Backbone, prompts: Sequence[str], seeds: Sequence[int], sampling: Sampling) -> Tensor:
-    """One batch of pictures (n, 3, h, w) in [0, 1]; each from its own seed."""
+def draw(
+    backbone: Backbone,
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    sampling: Sampling,
+    guidances: Sequence[float | None] = (),
+) -> Tensor:
+    """One batch of pictures (n, 3, h, w) in [0, 1]; each from its own seed, and with its own guidance where it has one.
+
+    Pictures of one guidance are drawn together.
+    """
+    own = [sampling.guidance if value is None else value for value in guidances or [None] * len(prompts)]
+    groups = {value: [i for i, other in enumerate(own) if other == value] for value in dict.fromkeys(own)}
+    parts = [
+        _draw_alike(backbone, [prompts[i] for i in group], [seeds[i] for i in group], replace(sampling, guidance=value))
+        for value, group in groups.items()
+    ]
+    order = [i for group in groups.values() for i in group]
+    return torch.cat(parts)[np.argsort(order)]
+
+
+def draw_jobs(backbone: Backbone, jobs: Sequence[Job], sampling: Sampling) -> Tensor:
+    """The jobs' pictures."""
+    guidances = [job.guidance for job in jobs]
+    return draw(backbone, [job.prompt for job in jobs], [job.seed for job in jobs], sampling, guidances)
+
+
+def _draw_alike(backbone: Backbone, prompts: list[str], seeds: list[int], sampling: Sampling) -> Tensor:
     kernel = backbone.kernel(sampling.steps, eta=sampling.eta)
-    condition = backbone.encode_text(list(prompts))
-    x = rollout.sample(
-        backbone, condition, list(seeds), kernel=kernel, guidance=sampling.guidance, batch_size=len(prompts)
-    )
+    condition = backbone.encode_text(prompts)
+    x = rollout.sample(backbone, condition, seeds, kernel=kernel, guidance=sampling.guidance, batch_size=len(prompts))
     return backbone.decode(x)
 
 
@@ -89,10 +130,10 @@ class Gallery:
 
     def draw(self, backbone: Backbone, mark: str, jobs: Sequence[Job], sampling: Sampling) -> Tensor:
         """Pictures (n, 3, h, w) of the jobs by the model with this fingerprint; new ones are drawn in one batch."""
-        keys = [stable_hash([mark, asdict(sampling), job.prompt, job.seed]) for job in jobs]
+        keys = [stable_hash([mark, asdict(sampling), job.prompt, job.seed, job.guidance]) for job in jobs]
         new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in self.kept}
         if new:
-            fresh = draw(backbone, [job.prompt for job in new.values()], [job.seed for job in new.values()], sampling)
+            fresh = draw_jobs(backbone, [*new.values()], sampling)
             self.kept |= dict(zip(new, fresh.cpu(), strict=True))
         found = torch.stack([self.kept[key] for key in keys]).to(backbone.device)
         while sum(picture.nbytes for picture in self.kept.values()) > self.limit:
@@ -132,6 +173,10 @@ def settings_of(part: object) -> dict[str, Any]:
     return {key: value for key, value in table.items() if not key.startswith("_") and key != "transformers_version"}
 
 
+def _detections(rows: Sequence[Row]) -> list[Detection]:
+    return [Detection(row["label"], row["score"], tuple(row["box"])) for row in rows]
+
+
 def predict(
     backbone: Backbone,
     jobs: Sequence[Job],
@@ -153,12 +198,13 @@ def predict(
     samples.mkdir(parents=True, exist_ok=True)
     file = PredictionFile(folder, key)
     todo = processes.from_main(lambda: missing_jobs(jobs, file.read(), samples))
+    todo = sorted(todo, key=lambda job: job.guidance or 0.0)  # stable: what shares a guidance can be drawn together
     mine = todo[processes.share(len(todo))]
 
     def pictures(model: Backbone, batch: Sequence[Job]) -> Tensor:
         if gallery:
             return gallery.draw(model, mark, batch, sampling)
-        return draw(model, [job.prompt for job in batch], [job.seed for job in batch], sampling)
+        return draw_jobs(model, batch, sampling)
 
     def draw_mine() -> None:
         progress(len(jobs) - len(todo), len(jobs))
@@ -194,8 +240,8 @@ def finish(file: PredictionFile, jobs: Sequence[Job]) -> list[Row]:
 
 
 def is_shown(job: Job) -> bool:
-    """Whether the job's picture is kept for the grid: the first of each prompt."""
-    return job.labels["index"] == 0
+    """Whether the job's picture is kept for the grid: the first of each prompt; none where none has an index."""
+    return job.labels.get("index") == 0
 
 
 def sample_path(samples: Path, job: Job) -> Path:

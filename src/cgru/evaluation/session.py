@@ -36,8 +36,18 @@ LIBRARIES = ("torch", "diffusers", "transformers", "peft", "numpy", "pillow")
 COUNTS = ("images", "target_images")
 """Keys of a protocol that say how many pictures were drawn."""
 QUALITY = "fid, kid, cmmd, clipscore"
-TAKERS = {"variant": f"{QUALITY}, unlearncanvas", "reference": QUALITY, "judges": "unlearncanvas"}
+TAKERS: Mapping[str, str] = {
+    "variant": f"{QUALITY}, unlearncanvas, i2p",
+    "reference": QUALITY,
+    "judges": "unlearncanvas",
+    "source": "i2p",
+    "subset": "i2p",
+    "threshold": "i2p",
+    "judge": "i2p",
+}
 """Option -> the benchmarks that take it."""
+RESCORED = ("threshold",)
+"""What of a protocol is applied to stored predictions: another one there costs no picture and loses nothing."""
 Progress = Callable[[str, int, int], None]
 """Called with (what is being drawn, pictures done, pictures in all)."""
 
@@ -61,9 +71,17 @@ class Request:
     """Judges that may be relatives of what trained the model; scores.json then says so."""
     judges: str | None = None
     """Where the judges are, for benchmarks that do not ship with theirs: a folder or a hub id."""
+    source: Path | None = None
+    """i2p: a .csv of prompts."""
+    subset: str | None = None
+    """i2p: which of its rows; None: all."""
+    threshold: str | None = None
+    """i2p: the score from which a detection counts, a number or a name; None: the paper's."""
+    judge: str | None = None
+    """i2p: nudenet, or nudenet=FILE.onnx; None: nudenet."""
     out: Path | None = None
     base: str | None = None
-    """The model an edit belongs to; None: the run's own, else Emoji Canvas. With `judges` also a model's base."""
+    """The model an edit belongs to; None: the run's own, else Emoji Canvas. With `judges` or `source`: of any model."""
     with_base: bool = True
     device: str = "auto"
     dtype: str = "fp32"
@@ -109,7 +127,8 @@ def _prepared(request: Request) -> Session:
     benchmark = _benchmark(request)
     task = benchmark.task(request.target)
     edit_file = find_edit(request.model)
-    if request.base is not None and edit_file is None and request.judges is None:
+    is_foreign = request.judges is not None or request.source is not None
+    if request.base is not None and edit_file is None and not is_foreign:
         allowed = "allowed with a LoRA file or a run folder only. Leave --model out."
         raise ValueError(f"--model {request.base!r} names the base of a LoRA, and {request.model!r} is none; {allowed}")
     check_writable(request.out or _default_parent(request))
@@ -214,7 +233,7 @@ def _protocol(session: Session) -> dict[str, Any]:
 def _fixed(session: Session) -> dict[str, Any]:
     """What must be equal for a result to take the place of another: all but the model and, if they may grow, counts."""
     benchmark, protocol = session.benchmark, _protocol(session)
-    free = {"model"} if "variant" in protocol else {"model", *COUNTS}  # with a variant: biased in the number
+    free = {"model", *RESCORED, *(() if "variant" in protocol else COUNTS)}  # with a variant: biased in the number
     fixed = {name: value for name, value in protocol.items() if name not in free}
     return {"benchmark": benchmark.name, "version": benchmark.version, STAMP: None, **fixed}
 
@@ -251,8 +270,8 @@ def _base(request: Request, name: str, backbone: Backbone, edit: Edit | None) ->
         return None
     if edit:
         return backbone
-    if request.judges is not None:
-        return _load(request.base, request) if request.base else None  # Emoji Canvas draws nothing for such judges
+    if request.judges is not None or request.source is not None:
+        return _load(request.base, request) if request.base else None  # Emoji Canvas knows nothing of such prompts
     if request.reference is not None or is_embedded(name, request.root):
         return None  # a reference takes the place of a base that the model does not come from
     return _load(EMBEDDED, request)
@@ -292,14 +311,18 @@ def _images(request: Request, factory: Callable[..., Any]) -> int | None:
 
 
 def _settings(request: Request, factory: Callable[..., Any]) -> dict[str, Any]:
-    """Variant, reference and judges, if given; only to a factory whose signature names them."""
-    given = {"variant": request.variant, "reference": request.reference, "judges": request.judges}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    """What only some benchmarks take, if given; only to a factory whose signature names it."""
+    chosen = {name: value for name, value in vars(request).items() if name in TAKERS and value is not None}
     taken = signature(factory).parameters if chosen else {}
     for name in chosen.keys() - taken.keys():
         advice = f"allowed with {TAKERS[name]}, or a benchmark of yours that takes it. Leave it out."
         raise ValueError(f"--{name} {str(chosen[name])!r} with benchmark {request.benchmark!r}; {advice}")
     return chosen
+
+
+def _lasting(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """A protocol without what is applied to stored predictions."""
+    return {name: value for name, value in protocol.items() if name not in RESCORED}
 
 
 def _check_counts(request: Request) -> None:
@@ -324,5 +347,9 @@ def _default_name(request: Request, benchmark: Benchmark, task: UnlearnTask | No
         parts = [test, target]
     if "variant" in protocol:  # biased in n, and nothing without its reference; or of a variant not in its name
         parts += [count] if is_run(request.model) else []
-        parts += [f"ref-{stable_hash(protocol['reference'])[:8]}" if "reference" in protocol else protocol["variant"]]
+        if "reference" in protocol:
+            parts += [f"ref-{stable_hash(protocol['reference'])[:8]}"]
+        else:  # a list of prompts that is the user's, or a variant alone
+            listed = [stable_hash(_lasting(protocol))[:8]] if "subset" in protocol else []
+            parts += [protocol["variant"], *listed]
     return "-".join(re.sub(r"[^a-z0-9@.]+", "-", part.lower()).strip("-") for part in parts if part)

@@ -1,4 +1,4 @@
-"""Outcomes of pictures as measurements: shares, means and reductions, each with its interval.
+"""Outcomes of pictures as measurements: shares, means, counts and reductions, each with its interval.
 
 Pictures come with a cluster (their prompt, the unit of resampling) and a stratum (their label, averaged unweighted).
 Every label has equally many pictures, so the pooled share, which Wilson's interval is of, is that average.
@@ -15,6 +15,7 @@ from cgru.evaluation.statistics import (
     RESAMPLES,
     cluster_bootstrap,
     paired_reduction,
+    poisson_score,
     stratified_mean,
     wider,
     wilson,
@@ -64,3 +65,31 @@ def reduction(
     name = "wider of paired cluster bootstrap and wilson of what is left"
     value = 1 - stratified_mean(after, strata) / base
     return Measurement(value, *bounds, len(after), "proportion", "higher", name, parts)
+
+
+def count(counts: np.ndarray, clusters: Sequence[str], better: Better) -> Measurement:
+    """Mean count per picture, with the wider of the cluster bootstrap and the score interval of a Poisson count.
+
+    Counts of one picture go together, which the bootstrap knows; with nothing counted it alone would claim certainty.
+    """
+    n, alike = len(counts), ["all"] * len(counts)
+    low, high = poisson_score(int(counts.sum()))
+    parts = {"poisson": (low / n, high / n), "bootstrap": cluster_bootstrap(counts, clusters, alike)}
+    bounds = wider(*parts.values())
+    name = "wider of cluster bootstrap and poisson score"
+    return Measurement(float(counts.mean()), *bounds, n, "per picture", better, name, parts)
+
+
+def count_reduction(before: np.ndarray, after: np.ndarray, clusters: Sequence[str]) -> Measurement | None:
+    """`reduction` for counts: 1 - all of `after` / all of `before`; None where `before` has none."""
+    base = float(before.sum())
+    if base == 0:
+        return None
+    low, high = poisson_score(int(after.sum()))
+    parts = {
+        "poisson": (1 - high / base, 1 - low / base),
+        "bootstrap": paired_reduction(before, after, clusters, ["all"] * len(before)),
+    }
+    bounds = wider(*parts.values())
+    name = "wider of paired cluster bootstrap and poisson score of what is left"
+    return Measurement(1 - float(after.sum()) / base, *bounds, len(after), "proportion", "higher", name, parts)

@@ -34,6 +34,16 @@ def wilson(k: int, n: int, z: float = Z95) -> tuple[float, float]:
     return low, high
 
 
+def poisson_score(k: int, z: float = Z95) -> tuple[float, float]:
+    """The score interval of a count's mean: Wilson's for counts without an upper end.
+
+    >>> [round(bound, 2) for bound in poisson_score(0)]
+    [0.0, 3.84]
+    """
+    centre, half = k + z * z / 2, z * math.sqrt(k + z * z / 4)
+    return (0.0 if k == 0 else centre - half), centre + half
+
+
 def wider(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
     """The smallest interval that holds both."""
     return min(a[0], b[0]), max(a[1], b[1])

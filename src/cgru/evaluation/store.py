@@ -187,7 +187,8 @@ def _rows(path: Path, *, may_be_cut: bool) -> Iterator[Row]:
 
 def job_row(job: Job) -> Row:
     """A job as a line of jobs.jsonl."""
-    return {"id": job.id, "prompt": job.prompt, "seed": job.seed, "labels": dict(job.labels)}
+    own = {} if job.guidance is None else {"guidance": job.guidance}
+    return {"id": job.id, "prompt": job.prompt, "seed": job.seed, "labels": dict(job.labels), **own}
 
 
 def pack(features: np.ndarray) -> str:

@@ -120,7 +120,8 @@ def chunks(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 
 def _look_at(base: Backbone, trial: Trial, batch: Sequence[Job], samples: Path, key: str) -> list[Row]:
-    images, shown, _ = trial.drawn(base, [job.prompt for job in batch], [job.seed for job in batch])
+    guidances = [job.guidance for job in batch]
+    images, shown, _ = trial.drawn(base, [job.prompt for job in batch], [job.seed for job in batch], guidances)
     for job, picture in zip(batch, to_pictures(images), strict=True):
         save_picture(samples / f"{job.id}.png", picture)
     return [{"id": job.id, "key": key, "shows": verdict} for job, verdict in zip(batch, shown, strict=True)]

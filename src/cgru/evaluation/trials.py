@@ -1,14 +1,15 @@
 """What an attack is tried on: candidate prompts of a concept, the word that can be taken out, and who judges success.
 
 A concept of Emoji Canvas brings its own prompts (those of canvas and hazard) and judge. Any other concept needs a file
-of prompts and a judge of the user's: a function of images (n, 3, h, w) in [0, 1] that returns n booleans.
+of prompts and a judge (verdicts.py). A .csv with seeds, as UnlearnDiffAtk's lists are, is drawn with its seeds and
+guidance.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,18 @@ import torch
 from torch import Tensor
 
 from cgru.backbones.base import Backbone, one_line
-from cgru.catalog import import_target
 from cgru.evaluation.assets import load_vocabulary
 from cgru.evaluation.base import Job, Sampling, job_seed
 from cgru.evaluation.canvas import grid_job
 from cgru.evaluation.hazard import cells_of
 from cgru.evaluation.judges import load_judge
 from cgru.evaluation.runner import draw, mend
+from cgru.evaluation.verdicts import Shows, find_verdict
 from cgru.lineage import Lineage, judge_lineage
 from cgru.prompts import prompts_from_file
+from cgru.prompts.listed import has_seeds, read_listing
 from cgru.tasks import Concept, Lexicon, find_concept, load_lexicon, targets
 
-Verdict = Callable[[Tensor], Sequence[bool]]
-"""Images (n, 3, h, w) in [0, 1] -> whether each shows the concept."""
 OWN_SAMPLING = Sampling(50, 7.5, 0.0)
 """Of models that do not say theirs: steps and guidance of the official attack."""
 TRIES = 4
@@ -45,12 +45,18 @@ class Trial:
     kind: str
     candidates: Sequence[Job]
     """Prompts that ask for the concept, in the order in which they are tried."""
-    shows: Verdict
+    shows: Shows
     judge: Mapping[str, Any]
     """Who decides, for the protocol."""
     sampling: Sampling
     lineages: Mapping[str, Lineage | None]
     """Of the judge, by its name; None for a user's function, which says nothing of itself."""
+    is_sensitive: bool = False
+    """Whether pictures are kept blurred only."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> rows of the file of prompts that are no candidates."""
+    is_listed: bool = False
+    """Whether the prompts are those of a list with seeds: of these, too long ones are skipped, not refused."""
 
     def hidden(self, job: Job) -> str:
         """The prompt with the concept's own word taken out."""
@@ -67,10 +73,14 @@ class Trial:
             raise ValueError(f"the judge {self.judge['id']!r} fails ({one_line(error)}); {allowed}") from error
 
     def drawn(
-        self, model: Backbone, prompts: Sequence[str], seeds: Sequence[int]
+        self,
+        model: Backbone,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        guidances: Sequence[float | None] = (),
     ) -> tuple[Tensor, list[bool], np.ndarray]:
         """Pictures, whether each shows the concept, and which are broken: these show nothing."""
-        images, broken = mend(draw(model, prompts, seeds, self.sampling))
+        images, broken = mend(draw(model, prompts, seeds, self.sampling, guidances))
         verdicts = self.shows(images)
         return images, [bool(shown and not lost) for shown, lost in zip(verdicts, broken, strict=True)], broken
 
@@ -109,28 +119,41 @@ def canvas_candidates(concept: Concept, lexicon: Lexicon, number: int) -> list[J
     return [Job(job.prompt, job.seed, {**job.labels, "word": concept.name}) for job in islice(grid, number)]
 
 
-def own_trial(target: str, prompts: str | Path, judge: str, sampling: Sampling = OWN_SAMPLING) -> Trial:
-    """Any concept of any model: prompts from a file, judged by the user's "module:attr"."""
-    decide = import_target(judge)
-    if not callable(decide):
-        kind = type(decide).__name__
-        raise ValueError(f"--judge {judge!r} is a {kind}; allowed: a function of images. Give 'module:function'.")
-    texts = dict.fromkeys(prompts_from_file(prompts))
-    jobs = [Job(text, job_seed(0, text), {"word": target, "index": 0}) for text in texts]
+def own_trial(
+    target: str,
+    prompts: str | Path,
+    judge: str,
+    sampling: Sampling = OWN_SAMPLING,
+    device: str | torch.device = "cpu",
+) -> Trial:
+    """Any concept of any model: prompts from a file, judged by NudeNet, ResNet-50 or the user's "module:attr"."""
+    verdict = find_verdict(judge, target, device)
+    jobs, skipped = _own_candidates(Path(prompts), target)
+    return Trial(
+        target,
+        "own",
+        jobs,
+        verdict.shows,
+        verdict.record,
+        sampling,
+        {verdict.record["id"]: verdict.lineage},
+        is_sensitive=verdict.is_sensitive,
+        skipped=skipped,
+        is_listed=has_seeds(Path(prompts)),
+    )
 
-    def shows(images: Tensor) -> list[bool]:
-        return checked(decide(images), len(images), judge)
 
-    record = {"id": judge, "success": "the user's judge says so"}
-    return Trial(target, "own", jobs, shows, record, sampling, {judge: None})
-
-
-def checked(answers: Any, n: int, judge: str) -> list[bool]:  # noqa: ANN401 - whatever a user's function returns
-    """A user's verdicts as booleans."""
-    listed = torch.as_tensor(answers).flatten().bool().tolist()
-    if len(listed) != n:
-        raise ValueError(f"{judge!r} gave {len(listed)} answers for {n} images")
-    return [bool(answer) for answer in listed]
+def _own_candidates(path: Path, word: str) -> tuple[list[Job], Mapping[str, int]]:
+    """Each prompt once; of a list with seeds each row, with the row's seed and, where it has one, guidance."""
+    if not has_seeds(path):
+        texts = dict.fromkeys(prompts_from_file(path))
+        return [Job(text, job_seed(0, text), {"word": word, "index": 0}) for text in texts], {}
+    listing = read_listing(path)
+    jobs = [
+        Job(row.text, row.seed or 0, {"word": word, "index": 0, "case": row.case}, row.guidance)
+        for row in listing.prompts
+    ]
+    return list({job.id: job for job in jobs}.values()), listing.skipped
 
 
 def find_trial(
@@ -141,5 +164,5 @@ def find_trial(
         given, lacks = ("--source", "--judge") if judge is None else ("--judge", "--source")
         raise ValueError(f"{given} without {lacks}; allowed: both, or neither for a concept of Emoji Canvas. Add it.")
     if prompts is not None and judge is not None:
-        return own_trial(target, prompts, judge)
+        return own_trial(target, prompts, judge, device=device)
     return canvas_trial(target, TRIES * wanted, root, device)

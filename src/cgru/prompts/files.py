@@ -23,14 +23,15 @@ def prompts_from_file(path: str | Path, column: str = "") -> list[str]:
     if path.suffix.lower() not in READERS:
         advice = "Give a text file with a prompt a line, or a table with a column of prompts."
         raise ValueError(unknown("kind of prompt file", path.name, READERS, advice))
-    found = READERS[path.suffix.lower()](_text(path), path, column or COLUMN)
+    found = READERS[path.suffix.lower()](read_text(path), path, column or COLUMN)
     prompts = [prompt for prompt in found if prompt.strip()]
     if not prompts:
         raise ValueError(f"no prompts in {str(path)!r}: it is empty or blank. Write at least one prompt.")
     return prompts
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file as text; an error of one line if it is none."""
     if not path.is_file():
         raise FileNotFoundError(f"no prompt file {str(path)!r}. Give the path of a .txt, .csv or .jsonl file.")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -42,6 +43,10 @@ MEANING = {
     "paraphrase_ua_soft": "1 - probability of the target",
     "paraphrase_ira": "other wordings of the other classes still recognised",
     "paraphrase_nothing_share": "nothing recognisable",
+    "nudity_detections": "body parts detected per picture, eight categories",
+    "nude_images": "pictures with any of the eight categories",
+    "nude_images_nine": "the same, with Anus, as some scripts count",
+    "nude_images_explicit": "without armpits, belly, feet and breasts (M)",
     "pre_asr": "prompts that show the concept without any attack",
     "post_asr": "prompts that show it without or with the attack",
     "attacked_asr": "attacked prompts that it was brought back on",
@@ -104,17 +109,61 @@ def change_table(scores: Mapping[str, Any]) -> Table:
 
 
 def detections_table(scores: Mapping[str, Any]) -> Table:
-    """Detections on explicit prompts by category and in all, the model's after its base's; then the reduction."""
-    models = {"base": scores["base"], "model": scores} if scores["base"] else {"model": scores}
-    found = [model["detections"] for model in models.values()]
-    table = Table(f"detected in {found[0]['pictures']} explicit pictures", *models)
-    for category in found[0]["by_category"]:
-        table.add_row(category, *(str(counts["by_category"][category]) for counts in found))
+    """Detections by category and in all, the model's after its base's; then the reduction. Of i2p also pictures."""
+    own = scores["detections"]
+    title, corner = None, f"detected in {own['pictures']} explicit pictures"
+    if "threshold" in own:
+        title, corner = f"detected in {own['pictures']} pictures", f"score ≥ {own['threshold']:g}"
+    columns = _detection_columns(scores)
+    table = Table(corner, *(column.heading for column in columns), title=title)
+    for category in own["by_category"]:
+        table.add_row(category, *(str(column.by_category[category]) for column in columns))
     table.add_section()
-    table.add_row("total", *(str(counts["total"]) for counts in found))
-    for change in filter(None, [scores["change"].get("hazard_reduction")]):
-        table.add_row("reduction", "", f"{_shown(change, 'value')} [{_interval(change)}]")
+    table.add_row("total", *(str(column.total) for column in columns))
+    if scores["change"]:
+        table.add_row("reduction", *(column.reduction for column in columns))
     return table
+
+
+def rows_drawn(protocol: Mapping[str, Any]) -> str:
+    """How many rows of a list were drawn, and why the others were not."""
+    found = protocol["prompts"]
+    skipped = "".join(f"; skipped {count}: {reason}" for reason, count in found["skipped"].items())
+    outside = f"; {found['outside_subset']} outside the subset" if found["outside_subset"] else ""
+    return f"rows drawn: {found['drawn']} of {found['rows']} (subset {protocol['subset']}){outside}{skipped}"
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    by_category: Mapping[str, int]
+    total: int
+    reduction: str
+
+
+def _detection_columns(scores: Mapping[str, Any]) -> list[_Column]:
+    """Base and model counted by detection, then by picture where the benchmark does so, too."""
+    found = {"base": scores["base"]["detections"]} if scores["base"] else {}
+    found["model"] = scores["detections"]
+    change = scores["change"].get("hazard_reduction", scores["change"].get("nudity_reduction"))
+    columns = [
+        _Column(name, counts["by_category"], counts["total"], _reduction(name, change))
+        for name, counts in found.items()
+    ]
+    if "pictures_by_category" not in found["model"]:
+        return columns
+    change = scores["change"].get("nude_images_reduction")
+    return columns + [
+        _Column(
+            f"{name}, pictures", counts["pictures_by_category"], counts["pictures_with_any"], _reduction(name, change)
+        )
+        for name, counts in found.items()
+    ]
+
+
+def _reduction(model: str, change: Mapping[str, Any] | None) -> str:
+    """Told below the model's counts."""
+    return f"{_shown(change, 'value')} [{_interval(change)}]" if change and model == "model" else ""
 
 
 def doctor_table(health: Mapping[str, Any]) -> Table:
