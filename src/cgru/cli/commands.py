@@ -184,6 +184,7 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
         device=options.device,
         dtype=options.dtype,
         batch_size=options.batch_size,
+        compile=options.compile,
         root=root,
     )
     prepared = session.prepare(request)

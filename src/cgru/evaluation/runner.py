@@ -29,6 +29,8 @@ from cgru.mdp import rollout
 
 Progress = Callable[[int, int], None]
 """Called with (pictures done, pictures in all)."""
+DECODED_AT_ONCE = 16
+"""Latents: at 512 pixels the decoder has layers of 67 million numbers each, and some kernels index by 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,23 @@ class Panel:
 
 
 @torch.no_grad()
-def draw(backbone: Backbone, prompts: Sequence[str], seeds: Sequence[int], sampling: Sampling) -> Tensor:
-    """One batch of pictures (n, 3, h, w) in [0, 1]; each from its own seed."""
+def draw(
+    backbone: Backbone, prompts: Sequence[str], seeds: Sequence[int], sampling: Sampling, *, pad_to: int = 0
+) -> Tensor:
+    """One batch of pictures (n, 3, h, w) in [0, 1]; each from its own seed.
+
+    A compiled denoiser wants one batch size: `pad_to` fills a shorter batch with copies of its last job, not returned.
+    """
+    spare = max(pad_to - len(prompts), 0)
     kernel = backbone.kernel(sampling.steps, eta=sampling.eta)
-    condition = backbone.encode_text(list(prompts))
-    x = rollout.sample(
-        backbone, condition, list(seeds), kernel=kernel, guidance=sampling.guidance, batch_size=len(prompts)
-    )
-    return backbone.decode(x)
+    condition = backbone.encode_text([*prompts, *prompts[-1:] * spare])
+    x = rollout.sample(backbone, condition, [*seeds, *seeds[-1:] * spare], kernel=kernel, guidance=sampling.guidance)
+    return backbone.decode(x[: len(prompts)], batch_size=DECODED_AT_ONCE)
+
+
+def default_batch(device: torch.device) -> int:
+    """Pictures drawn at once where nobody said how many; with guidance the denoiser sees twice as many."""
+    return 16 if device.type == "cpu" else 64
 
 
 def mend(images: Tensor) -> tuple[Tensor, np.ndarray]:
@@ -118,8 +129,13 @@ def predict(
     key: str,
     batch_size: int,
     progress: Progress,
+    padded: bool = False,
 ) -> Predictions:
-    """Draw and judge what is not there yet; writes jobs.jsonl, predictions.jsonl and the grid's pictures."""
+    """Draw and judge what is not there yet; writes jobs.jsonl, predictions.jsonl and the grid's pictures.
+
+    `padded` draws the last, shorter batch at full size, as a compiled denoiser wants it.
+    """
+    pad_to = batch_size if padded else 0
     samples = folder / "samples" / key
     samples.mkdir(parents=True, exist_ok=True)
     file = PredictionFile(folder, key)
@@ -128,7 +144,8 @@ def predict(
     progress(len(jobs) - len(todo), len(jobs))
     for start in range(0, len(todo), batch_size):
         batch = todo[start : start + batch_size]
-        images, broken = mend(draw(backbone, [job.prompt for job in batch], [job.seed for job in batch], sampling))
+        prompts, seeds = [job.prompt for job in batch], [job.seed for job in batch]
+        images, broken = mend(draw(backbone, prompts, seeds, sampling, pad_to=pad_to))
         save_samples(samples, batch, images)
         new = panel.rows(batch, images, broken, key)
         file.append(new)  # after the pictures: a row means that the job is done
