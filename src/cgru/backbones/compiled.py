@@ -8,6 +8,7 @@ a LoRA put on or taken off, costs another compilation of a minute or so: call it
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -16,22 +17,25 @@ from cgru.backbones.base import Backbone, one_line
 logger = logging.getLogger(__name__)
 
 
-def compile_denoiser(backbone: Backbone, probe: Callable[[], object], *, backend: str = "inductor") -> float | None:
+def compile_denoiser(
+    backbone: Backbone, probe: Callable[[], object], *, backend: str | Callable[..., Any] = "inductor"
+) -> float | None:
     """Compile the denoiser and return the seconds it took; None, after one warning, if it stays eager.
 
     Args:
         backbone: its denoiser is changed in place.
         probe: makes one call in the shape to come. torch compiles only then, so a failure shows here and not in a run.
-        backend: torch.compile's; "eager" only traces, for tests.
+        backend: as of torch.compile.
     """
     begun = time.perf_counter()
-    backbone.denoiser.to(memory_format=torch.channels_last)
-    backbone.denoiser.compile(backend=backend, dynamic=False)
+    denoiser: Any = backbone.denoiser  # torch's types leave memory_format out
+    denoiser.to(memory_format=torch.channels_last)
     try:
+        denoiser.compile(backend=backend, dynamic=False)
         probe()
     except Exception as error:  # no C++ compiler, no Triton, an operator it does not know: of almost any type
         logger.warning("torch.compile failed (%s); the denoiser runs as it is, slower", one_line(error))
-        backbone.denoiser.to(memory_format=torch.contiguous_format)
-        backbone.denoiser.compile(disable=True)
+        denoiser.to(memory_format=torch.contiguous_format)
+        denoiser.compile(disable=True)
         return None
     return time.perf_counter() - begun

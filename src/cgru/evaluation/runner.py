@@ -77,8 +77,9 @@ def draw(
     """
     spare = max(pad_to - len(prompts), 0)
     kernel = backbone.kernel(sampling.steps, eta=sampling.eta)
-    condition = backbone.encode_text([*prompts, *prompts[-1:] * spare])
-    x = rollout.sample(backbone, condition, [*seeds, *seeds[-1:] * spare], kernel=kernel, guidance=sampling.guidance)
+    condition = backbone.encode_text([*prompts, *[prompts[-1]] * spare])
+    own = [*seeds, *[seeds[-1]] * spare]
+    x = rollout.sample(backbone, condition, own, kernel=kernel, guidance=sampling.guidance)
     return backbone.decode(x[: len(prompts)], batch_size=DECODED_AT_ONCE)
 
 
