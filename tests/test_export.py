@@ -14,7 +14,7 @@ from cgru.backbones.merge import stored_dtype
 from cgru.config import RunConfig
 from cgru.edits import load_edit
 from cgru.evaluation.base import Sampling
-from cgru.evaluation.runner import draw
+from cgru.evaluation.drawing import draw
 from cgru.pipeline.export import export, prepare_export
 from cgru.runs import Run
 

@@ -25,7 +25,7 @@ from cgru.evaluation.attack import AttackRequest, AttackSession, prepare_attack,
 from cgru.evaluation.base import Sampling
 from cgru.evaluation.campaign import rate, success_rates
 from cgru.evaluation.canvas import load_benchmark
-from cgru.evaluation.runner import draw
+from cgru.evaluation.drawing import draw
 from cgru.evaluation.targets import picture_files, read_picture
 from cgru.evaluation.trials import Trial, canvas_candidates, own_trial
 from cgru.report.grid import attack_strip

@@ -15,7 +15,7 @@ import cgru
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 from cgru.edits import base_model, find_edit, is_run, load_edit
 from cgru.evaluation.base import Sampling
-from cgru.evaluation.runner import draw
+from cgru.evaluation.drawing import draw
 
 FILE = "pytorch_lora_weights.safetensors"
 

@@ -12,10 +12,10 @@ import torch
 from cgru.backbones.sd import load_stable_diffusion
 from cgru.cli import main
 from cgru.evaluation.base import Benchmark, Detection, Job, Predictions, Sampling
+from cgru.evaluation.drawing import draw
 from cgru.evaluation.i2p import I2P, VARIANTS
 from cgru.evaluation.nudenet import FILE_SHA256, LABELS
 from cgru.evaluation.nudity import CATEGORIES, EIGHT, EXPLICIT, NINE, THRESHOLDS, find_threshold
-from cgru.evaluation.runner import draw
 from cgru.evaluation.shares import count, count_reduction
 from cgru.evaluation.statistics import poisson_score
 from cgru.evaluation.store import job_row

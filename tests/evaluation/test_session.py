@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mishaps import diverged
@@ -14,7 +16,8 @@ from test_edits import write_lora
 
 import cgru
 from cgru.backbones.sd import load_stable_diffusion
-from cgru.evaluation.runner import draw, fingerprint, mend
+from cgru.evaluation.drawing import DECODED_AT_ONCE, draw, mend
+from cgru.evaluation.runner import fingerprint
 from cgru.evaluation.session import Request, Session, evaluate, prepare, run
 
 
@@ -238,3 +241,38 @@ def test_a_picture_depends_on_its_own_seed_only(asset_root: Path) -> None:
     alone = draw(session.backbone, ["a dog"], [6], sampling)
     torch.testing.assert_close(together[1:], alone, atol=1e-4, rtol=0)
     assert (together[:1] - alone).abs().max() > 1e-3
+
+
+def test_a_padded_batch_gives_the_pictures_asked_for(asset_root: Path) -> None:
+    session = prepare(Request("emoji-canvas", root=asset_root))
+    sampling = session.benchmark.sampling
+    plain = draw(session.backbone, ["a cat", "a dog"], [5, 6], sampling)
+    padded = draw(session.backbone, ["a cat", "a dog"], [5, 6], sampling, pad_to=5)
+    torch.testing.assert_close(padded, plain, atol=1e-4, rtol=0)
+
+
+def test_more_pictures_than_are_decoded_at_once(asset_root: Path) -> None:
+    session = prepare(Request("emoji-canvas", root=asset_root))
+    seeds = list(range(DECODED_AT_ONCE + 2))
+    sampling = replace(session.benchmark.sampling, steps=1)
+    images = draw(session.backbone, ["a cat"] * len(seeds), seeds, sampling)
+    last = draw(session.backbone, ["a cat"], seeds[-1:], sampling)
+    assert len(images) == len(seeds)
+    torch.testing.assert_close(images[-1:], last, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_compiled_scores_are_the_eager_ones_and_kept_apart(asset_root: Path, tmp_path: Path) -> None:
+    """Inductor for real; 5 pictures at once leave a shorter last batch, which is padded."""
+    settings = {"images": 1, "root": asset_root, "batch_size": 5}
+    eager = evaluate("emoji-canvas", out=tmp_path / "eager", **settings)
+    compiled = evaluate("emoji-canvas", out=tmp_path / "compiled", compile=True, **settings)
+    assert "compiled" not in eager["protocol"] and compiled["protocol"]["compiled"] is True
+    assert compiled["measurements"].keys() == eager["measurements"].keys()
+    for folder in ("eager", "compiled"):
+        assert len(lines(tmp_path / folder / "predictions.jsonl")) == 6
+    rows = [lines(tmp_path / folder / "predictions.jsonl") for folder in ("eager", "compiled")]
+    assert {row["key"] for row in rows[0]}.isdisjoint(row["key"] for row in rows[1])
+    for one, other in zip(*rows, strict=True):
+        for judge, chances in one["probabilities"].items():
+            np.testing.assert_allclose(other["probabilities"][judge], chances, atol=1e-3)

@@ -19,8 +19,8 @@ from cgru.cli.attacking import attack_and_tell
 from cgru.cli.options import Attack
 from cgru.evaluation.attack import AttackRequest, AttackSession, prepare_attack, run_attack
 from cgru.evaluation.base import Sampling
+from cgru.evaluation.drawing import to_pictures
 from cgru.evaluation.nudenet import FILE_SHA256
-from cgru.evaluation.runner import to_pictures
 from cgru.evaluation.trials import own_trial
 from cgru.evaluation.verdicts import classes_called, find_verdict, imagenet_preprocess
 

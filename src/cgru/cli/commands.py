@@ -108,7 +108,7 @@ def _sampling(options: Generate, root: Path) -> Sampling:
 
 
 def _generate(options: Generate, backbone: Backbone, sampling: Sampling, folder: Path) -> int:
-    from cgru.evaluation.runner import draw, mend, to_pictures
+    from cgru.evaluation.drawing import draw, mend, to_pictures
 
     asked = _asked(options)
     pictures: list[Image] = []
@@ -188,6 +188,7 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
         device=options.device,
         dtype=options.dtype,
         batch_size=options.batch_size,
+        compile=options.compile,
         root=root,
     )
     prepared = session.prepare(request)

@@ -116,6 +116,8 @@ class Evaluate:
     """Where to compute: auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
     dtype: Dtype = "fp32"
     """Precision of the model."""
+    compile: bool = False
+    """torch.compile the denoiser: about a minute first, faster after; for large jobs on a GPU."""
     out: Place = None
     """Folder for jobs, predictions, scores and grid; the same folder again continues."""
     json: bool = False

@@ -19,7 +19,8 @@ from cgru.attacks.unlearndiffatk import Case, Outcome, Schedule, attack, attack_
 from cgru.backbones.base import Backbone
 from cgru.backbones.whitebox import open_up
 from cgru.evaluation.base import Measurement
-from cgru.evaluation.runner import finish, to_pictures
+from cgru.evaluation.drawing import to_pictures
+from cgru.evaluation.runner import finish
 from cgru.evaluation.statistics import wilson
 from cgru.evaluation.store import PredictionFile, Row, save_picture
 from cgru.evaluation.targets import Target, chunks

@@ -11,22 +11,21 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from cgru import processes
 from cgru.backbones.base import Backbone
 from cgru.evaluation.base import NOTHING, Detection, Job, Predictions, Sampling, stable_hash
+from cgru.evaluation.drawing import Gallery, draw_jobs, mend, to_pictures
 from cgru.evaluation.eyes import Detector, Eye
 from cgru.evaluation.store import PredictionFile, Row, is_whole_png, job_row, pack, unpack, write_atomic, write_lines
-from cgru.mdp import rollout
 
 Progress = Callable[[int, int], None]
 """Called with (pictures done, pictures in all)."""
@@ -83,70 +82,6 @@ class Panel:
         return {"judged": said, "probabilities": {name: values[i].tolist() for name, values in chances.items()}}
 
 
-@torch.no_grad()
-def draw(
-    backbone: Backbone,
-    prompts: Sequence[str],
-    seeds: Sequence[int],
-    sampling: Sampling,
-    guidances: Sequence[float | None] = (),
-) -> Tensor:
-    """One batch of pictures (n, 3, h, w) in [0, 1]; each from its own seed, and with its own guidance where it has one.
-
-    Pictures of one guidance are drawn together.
-    """
-    own = [sampling.guidance if value is None else value for value in guidances or [None] * len(prompts)]
-    groups = {value: [i for i, other in enumerate(own) if other == value] for value in dict.fromkeys(own)}
-    parts = [
-        _draw_alike(backbone, [prompts[i] for i in group], [seeds[i] for i in group], replace(sampling, guidance=value))
-        for value, group in groups.items()
-    ]
-    order = [i for group in groups.values() for i in group]
-    return torch.cat(parts)[np.argsort(order)]
-
-
-def draw_jobs(backbone: Backbone, jobs: Sequence[Job], sampling: Sampling) -> Tensor:
-    """The jobs' pictures."""
-    guidances = [job.guidance for job in jobs]
-    return draw(backbone, [job.prompt for job in jobs], [job.seed for job in jobs], sampling, guidances)
-
-
-def _draw_alike(backbone: Backbone, prompts: list[str], seeds: list[int], sampling: Sampling) -> Tensor:
-    kernel = backbone.kernel(sampling.steps, eta=sampling.eta)
-    condition = backbone.encode_text(prompts)
-    x = rollout.sample(backbone, condition, seeds, kernel=kernel, guidance=sampling.guidance, batch_size=len(prompts))
-    return backbone.decode(x)
-
-
-@dataclass
-class Gallery:
-    """Pictures that benchmarks of one process share: drawn once, kept in memory up to `limit` bytes, oldest go first.
-
-    A picture is known by model, sampling, prompt and seed; what was drawn beside it changes its last bits only.
-    """
-
-    limit: int = 2 * 1024**3
-    kept: dict[str, Tensor] = field(default_factory=dict)
-
-    def draw(self, backbone: Backbone, mark: str, jobs: Sequence[Job], sampling: Sampling) -> Tensor:
-        """Pictures (n, 3, h, w) of the jobs by the model with this fingerprint; new ones are drawn in one batch."""
-        keys = [stable_hash([mark, asdict(sampling), job.prompt, job.seed, job.guidance]) for job in jobs]
-        new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in self.kept}
-        if new:
-            fresh = draw_jobs(backbone, [*new.values()], sampling)
-            self.kept |= dict(zip(new, fresh.cpu(), strict=True))
-        found = torch.stack([self.kept[key] for key in keys]).to(backbone.device)
-        while sum(picture.nbytes for picture in self.kept.values()) > self.limit:
-            del self.kept[next(iter(self.kept))]
-        return found
-
-
-def mend(images: Tensor) -> tuple[Tensor, np.ndarray]:
-    """White pictures in place of those that are not finite (a diverged model's), and which these are (n,)."""
-    is_broken = ~images.flatten(1).isfinite().all(1)
-    return torch.where(is_broken[:, None, None, None], 1.0, images), is_broken.cpu().numpy()
-
-
 def fingerprint(backbone: Backbone) -> str:
     """sha256 over the settings of all parts the backbone holds, and names, types and bits of all their weights."""
     digest = hashlib.sha256()
@@ -185,15 +120,19 @@ def predict(
     *,
     folder: Path,
     key: str,
-    mark: str,
-    gallery: Gallery | None,
     batch_size: int,
     progress: Progress,
+    padded: bool = False,
+    gallery: Gallery | None = None,
+    mark: str = "",
 ) -> Predictions:
     """Draw and judge what is not there yet; writes jobs.jsonl, predictions.jsonl and the grid's pictures.
 
     Among processes each draws its share into a file of its own; the main one, which puts them together, tells all.
+    `padded` draws the last, shorter batch at full size, as a compiled denoiser wants it. Pictures that `gallery` has of
+    the model with the fingerprint `mark` are not drawn again.
     """
+    pad_to = batch_size if padded else 0
     samples = folder / "samples" / key
     samples.mkdir(parents=True, exist_ok=True)
     file = PredictionFile(folder, key)
@@ -203,8 +142,8 @@ def predict(
 
     def pictures(model: Backbone, batch: Sequence[Job]) -> Tensor:
         if gallery:
-            return gallery.draw(model, mark, batch, sampling)
-        return draw_jobs(model, batch, sampling)
+            return gallery.draw(model, mark, batch, sampling, pad_to=pad_to)
+        return draw_jobs(model, batch, sampling, pad_to=pad_to)
 
     def draw_mine() -> None:
         progress(len(jobs) - len(todo), len(jobs))
@@ -256,9 +195,3 @@ def save_samples(samples: Path, jobs: Sequence[Job], images: Tensor) -> None:
             buffer = io.BytesIO()
             picture.save(buffer, format="PNG")
             write_atomic(sample_path(samples, job), buffer.getvalue())
-
-
-def to_pictures(images: Tensor) -> list[Image.Image]:
-    """Images (n, 3, h, w) in [0, 1] as 8-bit pictures."""
-    pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-    return [Image.fromarray(array) for array in pixels]

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
@@ -20,12 +21,14 @@ from typing import Any
 from cgru import processes
 from cgru.backbones import load_model
 from cgru.backbones.base import Backbone
+from cgru.backbones.compiled import compile_denoiser
 from cgru.catalog import resolve
 from cgru.edits import Edit, base_model, find_edit, is_run, load_edit
 from cgru.evaluation.assets import EMBEDDED, ROOT, is_embedded, model_source
 from cgru.evaluation.base import BASE_REFERENCE, Benchmark, Job, Predictions, stable_hash
+from cgru.evaluation.drawing import Gallery, default_batch, draw
 from cgru.evaluation.eyes import Eye, load_eyes
-from cgru.evaluation.runner import Gallery, Panel, fingerprint, predict
+from cgru.evaluation.runner import Panel, fingerprint, predict
 from cgru.evaluation.store import SCORES, check_contents, check_protocol, check_writable, scores_pending, write_json
 from cgru.lineage import STAMP, Kinship, check_judges, judge_lineage, trainers_of
 from cgru.tasks import UnlearnTask
@@ -87,6 +90,8 @@ class Request:
     dtype: str = "fp32"
     batch_size: int | None = None
     """Pictures drawn at once; None: 16 on a CPU, 64 elsewhere."""
+    compile: bool = False
+    """torch.compile the denoiser: a minute or so first, faster after; part of what stored predictions depend on."""
     root: Path = ROOT
     """The asset folder."""
 
@@ -158,6 +163,7 @@ def run(session: Session, progress: Progress = lambda what, done, total: None) -
 
     Among processes each draws its share; the main one scores and writes, and tells all.
     """
+    _compile(session)
     with ExitStack() as stack:
         processes.from_main(lambda: stack.enter_context(scores_pending(session.out)))
         base = _measure_base(session, progress)
@@ -207,7 +213,6 @@ def _measure_model(session: Session, progress: Progress) -> Findings:
 
 def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what: str, progress: Progress) -> Findings:
     key = stable_hash([session.benchmark.name, session.benchmark.version, _provenance(session), mark])[:16]
-    size = session.request.batch_size or (16 if backbone.device.type == "cpu" else 64)
     predictions = predict(
         backbone,
         session.jobs,
@@ -217,12 +222,25 @@ def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what
         key=key,
         mark=mark,
         gallery=session.gallery,
-        batch_size=size,
+        batch_size=_batch_size(session),
         progress=lambda done, total: progress(what, done, total),
+        padded=session.request.compile,
     )
     score = processes.from_main(lambda: session.benchmark.score(session.task, session.jobs, predictions))
     found = {name: measurement.record() for name, measurement in score.measurements.items()}
     return Findings(predictions, {"measurements": found, "broken_images": predictions.broken, **score.tables})
+
+
+def _compile(session: Session) -> None:
+    if not session.request.compile:
+        return
+    size, once = _batch_size(session), replace(session.benchmark.sampling, steps=1)
+    for backbone in {id(model): model for model in (session.base, session.backbone) if model is not None}.values():
+        compile_denoiser(backbone, partial(draw, backbone, [""] * size, range(size), once))
+
+
+def _batch_size(session: Session) -> int:
+    return session.request.batch_size or default_batch(session.backbone.device)
 
 
 def _protocol(session: Session) -> dict[str, Any]:
@@ -246,6 +264,7 @@ def _provenance(session: Session) -> dict[str, Any]:
         "judges": judges,
         "dtype": session.request.dtype,
         "device": session.backbone.device.type,
+        **({"compiled": True} if session.request.compile else {}),  # other kernels, other rounding
         "libraries": {name: version(name) for name in LIBRARIES},
     }
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cgru.backbones.base import Backbone
 from cgru.evaluation.base import Job
-from cgru.evaluation.runner import to_pictures
+from cgru.evaluation.drawing import to_pictures
 from cgru.evaluation.store import PredictionFile, Row, is_whole_png, job_row, save_picture, write_lines
 from cgru.evaluation.trials import Trial
 

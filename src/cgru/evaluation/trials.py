@@ -22,9 +22,9 @@ from cgru.backbones.base import Backbone, one_line
 from cgru.evaluation.assets import load_vocabulary
 from cgru.evaluation.base import Job, Sampling, job_seed
 from cgru.evaluation.canvas import grid_job
+from cgru.evaluation.drawing import draw, mend
 from cgru.evaluation.hazard import cells_of
 from cgru.evaluation.judges import load_judge
-from cgru.evaluation.runner import draw, mend
 from cgru.evaluation.verdicts import Shows, find_verdict
 from cgru.lineage import Lineage, judge_lineage
 from cgru.prompts import prompts_from_file

@@ -25,7 +25,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from cgru.backbones.base import one_line
 from cgru.evaluation.assets import sha256_of
 from cgru.evaluation.base import NOTHING
-from cgru.evaluation.runner import to_pictures
+from cgru.evaluation.drawing import to_pictures
 
 STATE = "model_state_dict"
 """Where the official checkpoints keep the weights."""

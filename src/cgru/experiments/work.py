@@ -151,7 +151,7 @@ def _train(cell: Cell, order: Order) -> Path:
 
 def _evaluate(cell: Cell, subject: str, order: Order) -> list[str | None]:
     """All benchmarks of a cell in one process, so that they share the pictures they have in common."""
-    from cgru.evaluation.runner import Gallery
+    from cgru.evaluation.drawing import Gallery
 
     gallery = Gallery()
     return [_measure(measure, subject, cell, order, gallery) for measure in cell.measures]
