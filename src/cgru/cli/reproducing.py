@@ -80,9 +80,6 @@ def _work(options: Reproduce, cells: Sequence[Cell], out: Path, only: Sequence[s
     quiet_libraries()
     from cgru.backbones.base import pick_device
     from cgru.experiments.work import Order, reproduce
-    from cgru.report.reproduced import read_reproduction
-    from cgru.report.reproduction import reproduction_page
-    from cgru.runs import atomic_write
 
     is_cpu = pick_device(options.device).type == "cpu"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -100,12 +97,31 @@ def _work(options: Reproduce, cells: Sequence[Cell], out: Path, only: Sequence[s
     try:
         records = reproduce(cells, order, workers, _teller(options, len(cells), begun), about=about)
     finally:
-        atomic_write(out / PAGE, reproduction_page(read_reproduction(out)))  # also of what was done until Ctrl-C
+        write_page(out)  # also of what was done until Ctrl-C
     seconds = time.monotonic() - begun
     failed = {record["name"]: record["error"] for record in records if "error" in record}
     found = {"page": str(out / PAGE), "seconds": round(seconds, 1), "failed": failed}
     show(found, options.json, lambda console: _tell_end(console, found, seconds))
     return 1 if failed else 0
+
+
+def write_page(out: Path) -> None:
+    """The page and its figures as files: SVG, and PNG where the extra `figures` is installed."""
+    from cgru.report.figures import find_renderer, light, write_figures
+    from cgru.report.paper_figures import figures
+    from cgru.report.reproduced import read_reproduction
+    from cgru.report.reproduction import reproduction_page
+    from cgru.runs import atomic_write
+
+    found = read_reproduction(out)
+    atomic_write(out / PAGE, reproduction_page(found))
+    drawn, folder = figures(found), out / "figures"
+    folder.mkdir(exist_ok=True)
+    try:
+        write_figures(drawn, folder, find_renderer())
+    except ValueError:  # without resvg: drawings alone
+        for name, svg in drawn.items():
+            atomic_write(folder / f"{name}.svg", light(svg))
 
 
 def _teller(options: Reproduce, total: int, begun: float) -> Callable[[Cell, Mapping[str, Any]], None]:

@@ -19,6 +19,18 @@ PAIRS = 6
 PROGRESSIONS = 3
 """Runs whose pictures over training are shown."""
 Metrics = Sequence[Mapping[str, Scalar]]
+STUDY: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "reward": ("Mean reward of a batch, mean over seeds", {"cgru": "reward/mean", "ddpo": "reward/mean"}),
+    "gradient-variance": (
+        "Variance of the gradient (trace of the covariance over trajectories)",
+        {"cgru": "variance/critic", "ddpo": "variance/ddpo"},
+    ),
+    "gradient-variance-normalised": (
+        "The same over the squared norm of the mean gradient",
+        {"cgru": "variance/critic_raw_normalised", "ddpo": "variance/ddpo_raw_normalised"},
+    ),
+}
+"""File -> title, and the logged number of each method."""
 
 
 def sections(found: Reproduction) -> list[Html]:
@@ -26,9 +38,21 @@ def sections(found: Reproduction) -> list[Html]:
     return [trade_off(found), before_after(found), against_ddpo(found), stability(found)]
 
 
-def trade_off(found: Reproduction) -> Html:
+def figures(found: Reproduction) -> dict[str, str]:
+    """Every drawing by the name of its file."""
+    groups = studied(found)
+    merged = _merged(_cgru_runs(found))
+    drawn = {
+        "trade-off": _plane(found),
+        **{name: _compared(groups, keys, title) for name, (title, keys) in STUDY.items()},
+        "ratios": ratios(merged),
+        "ratios-by-step": ratio_steps(merged),
+    }
+    return {name: svg for name, svg in drawn.items() if svg}
+
+
+def _plane(found: Reproduction) -> str | None:
     """UA and IRA of each method, means over classes."""
-    title, lead = "Trade-off", "Forgetting is easy if everything else may break; this shows both at once."
     spots = []
     for method, colour in zip(methods(found), COLOURS, strict=False):
         rows = [
@@ -39,9 +63,15 @@ def trade_off(found: Reproduction) -> Html:
         gone, kept = mean(rows, "ua"), mean(rows, "ira")
         if gone and kept:
             spots.append(Spot(f"{method.upper()} (n {gone['n']})", _bounds(gone), _bounds(kept), colour))
-    if not spots:
+    return plane(spots, "forgotten (UA)", "kept (IRA)", has_front=len(spots) > 1) if spots else None
+
+
+def trade_off(found: Reproduction) -> Html:
+    """The plane of the paper's Pareto figure."""
+    title, lead = "Trade-off", "Forgetting is easy if everything else may break; this shows both at once."
+    drawing = _plane(found)
+    if drawing is None:
         return section(title, lead, hole("No class was removed and measured."), anchor="plane")
-    drawing = plane(spots, "forgotten (UA)", "kept (IRA)", has_front=len(spots) > 1)
     words = "A cross is the 95 % interval over classes. Published methods have a plane of their own below: other data."
     return section(title, lead, tag("div", figure(drawing, title), class_="chart"), note(words), anchor="plane")
 
@@ -78,22 +108,12 @@ def against_ddpo(found: Reproduction) -> Html:
     """Reward and gradient variance over training, means over seeds."""
     title = "CGRU and DDPO on the same reward"
     lead = "Nothing is forgotten here: both raise one score, and differ in the advantage alone."
-    groups = {
-        method: [done.run.metrics for done in found.of("ddpo") if done.run and done.cell.method == method]
-        for method in ("cgru", "ddpo")
-    }
+    groups = studied(found)
     if not any(groups.values()):
         return section(title, lead, hole("Not run."), anchor="ddpo")
-    keys = {"cgru": "variance/critic", "ddpo": "variance/ddpo"}
-    reward = _compared(groups, dict.fromkeys(groups, "reward/mean"), "Mean reward of a batch")
-    variance = _compared(groups, keys, "Variance of the gradient")
-    quotient = _compared(
-        groups, {m: f"{key}_raw_normalised" for m, key in keys.items()}, "Variance over the squared mean"
-    )
+    charts = [_chart(words, _compared(groups, keys, words)) for words, keys in STUDY.values()]
     parts = [
-        _chart("Mean reward of a batch, mean over seeds", reward),
-        _chart("Variance of the gradient (trace of the covariance over trajectories)", variance),
-        _chart("The same over the squared norm of the mean gradient", quotient),
+        *charts,
         _finals(groups),
         note(
             "DDPO divides rewards by their deviation, so its gradients have another scale: only the quotient compares. "
@@ -101,6 +121,14 @@ def against_ddpo(found: Reproduction) -> Html:
         ),
     ]
     return section(title, lead, *parts, anchor="ddpo")
+
+
+def studied(found: Reproduction) -> dict[str, list[Metrics]]:
+    """Method -> the logs of its runs."""
+    return {
+        method: [done.run.metrics for done in found.of("ddpo") if done.run and done.cell.method == method]
+        for method in ("cgru", "ddpo")
+    }
 
 
 def _compared(groups: Mapping[str, Sequence[Metrics]], keys: Mapping[str, str], title: str) -> str | None:
@@ -145,7 +173,7 @@ def _quarters(run: Metrics) -> tuple[float, float]:
 def stability(found: Reproduction) -> Html:
     """Importance ratios before clipping, over all CGRU runs that removed an object."""
     title, lead = "Importance ratios", "Ratios far from 1 mean that an update left the data it was computed from."
-    runs = [done.run.metrics for done in found.of("objects") if done.run and done.cell.method == "cgru"]
+    runs = _cgru_runs(found)
     if not runs:
         return section(title, lead, hole("No CGRU run removed an object."), anchor="ratios")
     merged = _merged(runs)
@@ -159,8 +187,14 @@ def stability(found: Reproduction) -> Html:
     return section(title, lead, *parts, anchor="ratios")
 
 
+def _cgru_runs(found: Reproduction) -> list[Metrics]:
+    return [done.run.metrics for done in found.of("objects") if done.run and done.cell.method == "cgru"]
+
+
 def _merged(runs: Sequence[Metrics]) -> list[dict[str, Scalar]]:
     """One log whose numbers are means over runs, at the iterations and keys that all of them have."""
+    if not runs:
+        return []
     keys = set.intersection(*({key for row in run for key in row if "ratio" in key} for run in runs))
     found: dict[int, dict[str, Scalar]] = {}
     for key in sorted(keys):

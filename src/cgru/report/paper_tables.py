@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 
 from cgru.evaluation.statistics import cluster_bootstrap
-from cgru.report.html import Content, Html, hole, interval, note, percent, section, shown, table, tabs, tag
+from cgru.report.attacks import attack_examples
+from cgru.report.html import NOT_RUN, Content, Html, hole, interval, note, percent, section, shown, table, tabs, tag
 from cgru.report.records import Evaluation
 from cgru.report.reproduced import Done, Reproduction
 from cgru.tasks import load_lexicon
 
-NOT_RUN = tag("span", "not run", class_="none")
 OBJECTS = ("canvas", "unlearncanvas")
 COLUMNS = {"ua": "UA ↑", "ira": "IRA ↑", "average": "average ↑", "cra": "CRA ↑", "frechet_judge": "Fréchet distance ↓"}
 SAFETY = ("hazard", "i2p")
+EXAMPLES = 4
+"""Attacked prompts that are shown of each model."""
 
 
 def sections(found: Reproduction) -> list[Html]:
@@ -233,7 +235,10 @@ def attacks(found: Reproduction) -> Html:
     ]
     head = ["", "pre-ASR ↓", "post-ASR ↓", "prompts and schedule"]
     words = "The base is attacked with the concept's word taken out of its prompts: a working attack brings it back."
-    return section(title, lead, table(head, body, "Attack success rates", "numbers"), note(words), anchor="attack")
+    parts: list[Content] = [table(head, body, "Attack success rates", "numbers"), note(words)]
+    for who, hit, _ in hits:
+        parts += [tag("h4", _attacked(who, hit)), *attack_examples(hit, EXAMPLES)]
+    return section(title, lead, *parts, anchor="attack")
 
 
 def _safety_cells(found: Reproduction) -> list[Done]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cgru.report import paper_figures, paper_tables
+from cgru.report import literature, paper_figures, paper_tables
 from cgru.report.html import Content, Html, command, hole, joined, section, table, tag
 from cgru.report.page import frame
 from cgru.report.reproduced import Done, Reproduction
@@ -38,6 +38,7 @@ def reproduction_page(found: Reproduction) -> str:
         _summary(found),
         *paper_tables.sections(found),
         *paper_figures.sections(found),
+        literature.block("literature"),
         _cells(found),
     ]
     done = sum(cell.state == "done" for cell in found.cells)
