@@ -15,7 +15,7 @@ from cgru.experiments.cells import Cell
 from cgru.experiments.paper import plan
 from cgru.experiments.scales import SCALES
 from cgru.report.paper_figures import averaged
-from cgru.report.paper_tables import mean
+from cgru.report.paper_objects import mean
 from cgru.report.records import EDIT
 from cgru.report.reproduced import read_reproduction
 from cgru.report.reproduction import PARTS, reproduction_page

@@ -8,7 +8,7 @@ from cgru.report import pictures
 from cgru.report.charts import COLOURS, Spot, lines, plane, ratio_steps, ratios
 from cgru.report.curves import short
 from cgru.report.html import Content, Html, figure, hole, note, section, table, tabs, tag
-from cgru.report.paper_tables import mean, methods, of_objects
+from cgru.report.paper_objects import mean, methods, of_objects
 from cgru.report.records import Record
 from cgru.report.reproduced import Reproduction
 from cgru.report.svg import Series
@@ -31,11 +31,6 @@ STUDY: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ),
 }
 """File -> title, and the logged number of each method."""
-
-
-def sections(found: Reproduction) -> list[Html]:
-    """All of them."""
-    return [trade_off(found), before_after(found), against_ddpo(found), stability(found)]
 
 
 def figures(found: Reproduction) -> dict[str, str]:

@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cgru.report import literature, paper_figures, paper_tables
+from cgru.report import literature, paper_figures, paper_objects, paper_tables
 from cgru.report.html import Content, Html, command, hole, joined, section, table, tag
 from cgru.report.page import frame
 from cgru.report.reproduced import Done, Reproduction
 
+SECTIONS = (
+    paper_objects.objects,
+    paper_objects.classes,
+    paper_objects.confusions,
+    paper_figures.trade_off,
+    paper_figures.before_after,
+    paper_tables.safety,
+    paper_tables.attacks,
+    paper_figures.against_ddpo,
+    paper_figures.stability,
+    paper_tables.critics,
+)
 PARTS = {
     "objects": "Object removal",
     "classes": "Each class",
@@ -36,8 +48,7 @@ def reproduction_page(found: Reproduction) -> str:
     parts: list[Content] = [
         _contents(),
         _summary(found),
-        *paper_tables.sections(found),
-        *paper_figures.sections(found),
+        *(part(found) for part in SECTIONS),
         literature.block("literature"),
         _cells(found),
     ]
