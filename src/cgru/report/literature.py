@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from cgru.report.html import NONE, Content, Html, note, table, tag
+from cgru.report.charts import COLOURS, Spot, plane
+from cgru.report.html import NONE, Content, Html, figure, note, table, tag
 
 FOLDER = Path(__file__).with_name("literature")
 PAPER = "Critic-Guided Reinforcement Unlearning in Text-to-Image Diffusion"
@@ -146,9 +147,24 @@ def block(anchor: str, names: Sequence[str] = TABLES) -> Html:
         "Numbers that others printed, as they printed them. Nothing here was measured by this page's runs, and other "
         "models, prompts and judges were used: do not read them beside the figures above."
     )
-    tables = [literature_table(read_printed(name)) for name in names]
+    printed = [read_printed(name) for name in names]
+    tables = [literature_table(found) for found in printed]
+    planes = [printed_plane(found) for found in printed if {"ua", "ira"} <= {column.key for column in found.columns}]
     heading = tag("h2", "From the literature", id=anchor)
-    return tag("section", heading, tag("p", lead, class_="lead"), *tables, class_="literature")
+    return tag("section", heading, tag("p", lead, class_="lead"), *tables, *planes[:1], class_="literature")
+
+
+def printed_plane(printed: Printed) -> Html:
+    """UA against IRA of a printed table: the paper's Pareto figure. It prints no intervals."""
+    spots = [
+        Spot(row, (gone, gone, gone), (kept, kept, kept), COLOURS[i % len(COLOURS)])
+        for i, row in enumerate(printed.rows)
+        for gone, kept in [(float(printed.value(row, "ua")) / 100, float(printed.value(row, "ira")) / 100)]
+    ]
+    title = f"{printed.title}: trade-off of published methods"
+    drawing = plane(spots, "forgotten (UA)", "kept (IRA)", has_front=True)
+    inside = tag("div", figure(drawing, title), class_="chart")
+    return tag("details", tag("summary", title), inside, note("Dashed: those that no other beats in both, computed."))
 
 
 def literature_table(printed: Printed) -> Html:

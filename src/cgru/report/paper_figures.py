@@ -67,7 +67,7 @@ def trade_off(found: Reproduction) -> Html:
     drawing = _plane(found)
     if drawing is None:
         return section(title, lead, hole("No class was removed and measured."), anchor="plane")
-    words = "A cross is the 95 % interval over classes. Published methods have a plane of their own below: other data."
+    words = "A cross is the 95 % interval over classes. Published methods have a plane of their own below."
     return section(title, lead, tag("div", figure(drawing, title), class_="chart"), note(words), anchor="plane")
 
 
