@@ -163,7 +163,7 @@ def run(session: Session, progress: Progress = lambda what, done, total: None) -
 
     Among processes each draws its share; the main one scores and writes, and tells all.
     """
-    _compile(session)
+    session = _compiled(session)
     with ExitStack() as stack:
         processes.from_main(lambda: stack.enter_context(scores_pending(session.out)))
         base = _measure_base(session, progress)
@@ -231,12 +231,15 @@ def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what
     return Findings(predictions, {"measurements": found, "broken_images": predictions.broken, **score.tables})
 
 
-def _compile(session: Session) -> None:
+def _compiled(session: Session) -> Session:
+    """The session with its denoisers compiled; where that fails its request says so, and with it protocol and key."""
     if not session.request.compile:
-        return
+        return session
     size, once = _batch_size(session), replace(session.benchmark.sampling, steps=1)
-    for backbone in {id(model): model for model in (session.base, session.backbone) if model is not None}.values():
-        compile_denoiser(backbone, partial(draw, backbone, [""] * size, range(size), once))
+    models = {id(model): model for model in (session.base, session.backbone) if model is not None}.values()
+    seconds = [compile_denoiser(model, partial(draw, model, [""] * size, range(size), once)) for model in models]
+    is_compiled = any(taken is not None for taken in seconds)
+    return replace(session, request=replace(session.request, compile=is_compiled))
 
 
 def _batch_size(session: Session) -> int:
