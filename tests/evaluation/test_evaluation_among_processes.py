@@ -11,7 +11,8 @@ from test_edits import write_lora
 
 from cgru import processes
 from cgru.evaluation.attack import AttackRequest, prepare_attack, run_attack
-from cgru.evaluation.session import Request, prepare, run
+from cgru.evaluation.request import Request
+from cgru.evaluation.session import prepare, run
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from transformers import CLIPTokenizer
 from cgru.cli import main
 from cgru.evaluation.assets import sha256_of
 from cgru.evaluation.eyes import load_eye
-from cgru.evaluation.session import Request, evaluate, prepare, run
+from cgru.evaluation.request import Request
+from cgru.evaluation.session import evaluate, prepare, run
 from cgru.lineage import Trainers, check_judges, judge_lineage
 from cgru.rewards.clip import load_clip
 

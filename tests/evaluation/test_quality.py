@@ -20,7 +20,8 @@ from cgru.evaluation.base import Benchmark
 from cgru.evaluation.eyes import HUB_ID, load_eye, load_texts
 from cgru.evaluation.metrics import fit_gaussian, frechet_distance
 from cgru.evaluation.quality import VARIANTS, load_clipscore, load_fid, load_kid
-from cgru.evaluation.session import Request, evaluate, prepare
+from cgru.evaluation.request import Request
+from cgru.evaluation.session import evaluate, prepare
 from cgru.evaluation.store import unpack
 
 

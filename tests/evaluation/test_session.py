@@ -17,8 +17,9 @@ from test_edits import write_lora
 import cgru
 from cgru.backbones.sd import load_stable_diffusion
 from cgru.evaluation.drawing import DECODED_AT_ONCE, draw, mend
+from cgru.evaluation.request import Request
 from cgru.evaluation.runner import fingerprint
-from cgru.evaluation.session import Request, Session, evaluate, prepare, run
+from cgru.evaluation.session import Session, evaluate, prepare, run
 
 
 @pytest.fixture(scope="module")

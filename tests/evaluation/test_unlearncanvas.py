@@ -19,7 +19,8 @@ from tiny_vit import WIDTH, write_judges
 from cgru.cli import main
 from cgru.evaluation.base import Benchmark, Job, Predictions
 from cgru.evaluation.eyes import OwnJudges
-from cgru.evaluation.session import Request, evaluate, prepare, run
+from cgru.evaluation.request import Request
+from cgru.evaluation.session import evaluate, prepare, run
 from cgru.evaluation.unlearncanvas import CLASSES, STYLES, UnlearnCanvas, load_benchmark, seeds
 
 

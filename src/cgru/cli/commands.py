@@ -168,8 +168,9 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
     _check_place(options.out, PICTURES, "a folder")
     quiet_libraries()
     from cgru.evaluation import session
+    from cgru.evaluation.request import Request
 
-    request = session.Request(
+    request = Request(
         model=options.subject,
         benchmark=options.benchmark,
         images=options.images,

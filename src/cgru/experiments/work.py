@@ -158,7 +158,8 @@ def _evaluate(cell: Cell, subject: str, order: Order) -> list[str | None]:
 
 
 def _measure(measure: Measure, subject: str, cell: Cell, order: Order, gallery: Any) -> str | None:  # noqa: ANN401
-    from cgru.evaluation.session import Request, prepare, run
+    from cgru.evaluation.request import Request
+    from cgru.evaluation.session import prepare, run
 
     options = _options(measure.options)
     place = order.out / BASE / measure.benchmark
