@@ -208,7 +208,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == f"cgru {__version__}"
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["evaluate"], ["attack"], ["list"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["evaluate"], ["attack"], ["reproduce"], ["list"], ["doctor"]])
 def test_help_shows_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])
@@ -253,6 +253,11 @@ MISTAKES = {
     "relative module": (["evaluate", "emoji-canvas", "--benchmark", ".a:b"], "'.a:b'", "importable"),
     "absent LoRA": (["evaluate", "no.safetensors"], "'no.safetensors'", "path"),
     "base of a model": (["evaluate", "emoji-canvas", "--model", "emoji-canvas"], "--model", "Leave --model out"),
+    "unknown scale": (["reproduce", "--scale", "smal"], "'smal'", "Did you mean 'small'?"),
+    "unknown experiment": (["reproduce", "--only", "objets"], "'objets'", "'objects'"),
+    "no workers": (["reproduce", "--workers", "0"], "--workers 0", "allowed: 1"),
+    "no data folder": (["reproduce", "--model", "a/b", "--data", "nowhere"], "'nowhere'", "docs/reproduce.md"),
+    "unwritable reproduction": (["reproduce", "--out", "/proc/out"], "/proc/out", "--out"),
     "unknown list": (["list", "class"], "'class'", "'classes'"),
     "missing argument": (["evaluate"], "MODEL", "--help"),
 }

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cgru.experiments.cells import Cell
+from cgru.cli.reproducing import PAGE, write_page
+from cgru.experiments.cells import Assault, Cell, Measure
 from cgru.experiments.work import Order, read_record, reproduce
 
 TINY = (
@@ -90,3 +91,42 @@ def test_two_workers_do_what_one_does(tmp_path: Path) -> None:
     assert sorted(told) == ["critic-film", "critic-plain"]
     for one, two in zip(alone, together, strict=True):
         assert fit(tmp_path / "one" / one["run"]) == fit(tmp_path / "two" / two["run"])
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_measured_beside_the_base_attacked_and_shown(tmp_path: Path) -> None:
+    base = Cell("objects-base", "objects", "emoji-canvas", measures=(Measure("canvas", 1),))
+    work(tmp_path, base)
+    known = tmp_path / "base" / "canvas" / "predictions.jsonl"
+    rows = [json.loads(line) | {"mark": True} for line in known.read_text().splitlines()]
+    known.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    short = ("policy.iterations=1", "policy.trajectories=4", "retention.bank=8", "retention.batch=4", *TINY)
+    dogs = Cell(
+        "objects-dogs-cgru-s0",
+        "objects",
+        "emoji-canvas",
+        "Dogs",
+        settings=short,
+        measures=(Measure("canvas", 1, "Dogs"),),
+        assaults=(Assault("Dogs", 1),),
+    )
+    (_, record), told = work(tmp_path, base, dogs)
+    assert told == ["objects-dogs-cgru-s0"]
+    assert "error" not in record, record
+    folder = tmp_path / record["evaluations"][0]
+    marked = ["mark" in json.loads(line) for line in (folder / "base" / "predictions.jsonl").read_text().splitlines()]
+    assert sum(marked) == 160  # the base's pictures are not drawn again; those of the target alone are more
+    assert len(marked) == 232
+    assert (
+        0
+        <= json.loads((tmp_path / record["attacks"][0] / "scores.json").read_text())["measurements"]["post_asr"][
+            "value"
+        ]
+        <= 1
+    )
+    about = {"scale": "t", "model": "emoji-canvas", "command": "cgru reproduce"}
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | about))
+    write_page(tmp_path)
+    assert "1 of 1" in (tmp_path / PAGE).read_text()  # the runs behind CGRU's mean
+    assert (tmp_path / "figures" / "trade-off.svg").is_file()
