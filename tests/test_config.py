@@ -40,6 +40,7 @@ OTHERS = {
     "seed": "7",
     "device": "cuda:1",
     "dtype": "bf16",
+    "compile": "true",
     "checkpoint_every": "2",
     "samples_every": "0",
     "tracker": "wandb",

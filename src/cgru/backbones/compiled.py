@@ -1,4 +1,4 @@
-"""torch.compile for a model's denoiser, in place: the same weights, names and maths, in fewer and larger kernels.
+"""torch.compile for a model's networks, in place: the same weights, names and maths, in fewer and larger kernels.
 
 In place (`nn.Module.compile`), so that edits, LoRA names and fingerprints see the network they know. The weights become
 channels-last, which pays only here (eager it was slower on an H200). Each new shape of the input, and
@@ -11,31 +11,54 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from torch import nn
 
 from cgru.backbones.base import Backbone, one_line
 
 logger = logging.getLogger(__name__)
 
+Backend = str | Callable[..., Any]
+BLOCKS = (Transformer2DModel, ResnetBlock2D)
+"""What a UNet is made of, again and again: nearly all of its arithmetic."""
+GRAPHS = 256
+"""Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
 
-def compile_denoiser(
-    backbone: Backbone, probe: Callable[[], object], *, backend: str | Callable[..., Any] = "inductor"
-) -> float | None:
-    """Compile the denoiser and return the seconds it took; None, after one warning, if it stays eager.
+
+def compile_denoiser(backbone: Backbone, probe: Callable[[], object], *, backend: Backend = "inductor") -> float | None:
+    """Compile the denoiser as a whole and return the seconds it took; None, after one warning, if it stays eager.
 
     Args:
         backbone: its denoiser is changed in place.
         probe: makes one call in the shape to come. torch compiles only then, so a failure shows here and not in a run.
         backend: as of torch.compile.
     """
+    return compile_network(backbone.denoiser, probe, what="the denoiser", backend=backend)
+
+
+def compile_network(
+    network: nn.Module,
+    probe: Callable[[], object],
+    *,
+    what: str,
+    regional: bool = False,
+    backend: Backend = "inductor",
+) -> float | None:
+    """As `compile_denoiser`, for any network; `what` names it in the warning, `regional` compiles its blocks alone."""
     begun = time.perf_counter()
-    denoiser: Any = backbone.denoiser  # torch's types leave memory_format out
-    denoiser.to(memory_format=torch.channels_last)
+    whole: Any = network  # torch's types leave memory_format out
+    parts = [part for part in network.modules() if isinstance(part, BLOCKS)] if regional else [network]
+    whole.to(memory_format=torch.channels_last)
     try:
-        denoiser.compile(backend=backend, dynamic=False)
-        probe()
+        for part in parts:
+            part.compile(backend=backend, dynamic=False)
+        with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
+            probe()
     except Exception as error:  # no C++ compiler, no Triton, an operator it does not know: of almost any type
-        logger.warning("torch.compile failed (%s); the denoiser runs as it is, slower", one_line(error))
-        denoiser.to(memory_format=torch.contiguous_format)
-        denoiser.compile(disable=True)
+        logger.warning("torch.compile failed (%s); %s runs as it is, slower", one_line(error), what)
+        whole.to(memory_format=torch.contiguous_format)
+        for part in parts:
+            part.compile(disable=True)
         return None
     return time.perf_counter() - begun

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from cgru.backbones.base import guided, parse_dtype, pick_device
@@ -52,6 +52,11 @@ class StableDiffusion:
         size = self.denoiser.config.sample_size
         height, width = (size, size) if isinstance(size, int) else size
         return (self.denoiser.config.in_channels, height, width)
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The network that draws images from latents."""
+        return self.vae.decoder
 
     @property
     def image_size(self) -> tuple[int, int]:

@@ -268,6 +268,8 @@ class RunConfig:
     """auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
     dtype: Annotated[str, OneOf(("fp32", "bf16", "fp16"))] = "fp32"
     """Precision of the model; log-probs and LoRA weights are fp32 all the same."""
+    compile: bool = False
+    """torch.compile the networks of the policy's stage: minutes first, faster after; for long runs on a GPU."""
     checkpoint_every: Count = 5
     """Iterations between checkpoints; the last one is always saved."""
     samples_every: Whole = 10

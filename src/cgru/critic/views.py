@@ -9,7 +9,7 @@ uint8 of at most the critic's input size: 800 states of SD at 512 px are 2.5 GB 
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int, Shaped, UInt8
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 from torch.nn import functional
 
@@ -66,7 +66,11 @@ def decoded_views(
     latents = _latents(trajectory, which)
     if which == "latent":
         return latents
-    kept = [_kept(backbone.decode(part), size) for part in latents.flatten(0, 1).split(batch_size)]
+    kept, good = zip(
+        *(_kept(backbone.decode(part), size) for part in latents.flatten(0, 1).split(batch_size)), strict=True
+    )
+    if not bool(torch.stack(good).all()):  # asked once: each answer makes the host wait for the device
+        raise ValueError("the decoded states hold NaN or infinity; run the model in fp32 or bf16.")
     return torch.cat(kept).unflatten(0, latents.shape[:2])
 
 
@@ -87,9 +91,7 @@ def _latents(trajectory: Trajectory, which: str) -> Tensor:
     return trajectory.x0_hat
 
 
-def _kept(images: Tensor, size: int | None) -> UInt8[Tensor, "n 3 h w"]:
-    # As bytes a NaN would silently become a colour.
-    if not bool(images.isfinite().all()):
-        raise ValueError("the decoded states hold NaN or infinity; run the model in fp32 or bf16.")
+def _kept(images: Tensor, size: int | None) -> tuple[UInt8[Tensor, "n 3 h w"], Bool[Tensor, ""]]:
+    # The bytes, and whether all was finite: as bytes a NaN would silently become a colour.
     small = resized(images, size) if size is not None and max(images.shape[-2:]) > size else images
-    return (small * 255).round().to(torch.uint8)
+    return (small * 255).round().to(torch.uint8), images.isfinite().all()

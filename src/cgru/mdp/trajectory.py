@@ -42,7 +42,9 @@ class Conditioning:
         order = range(*ids.indices(len(self))) if isinstance(ids, slice) else ids.tolist()
         # A single unconditional row is shared, so it stays as it is (also when there is only one prompt).
         unconditional = self.unconditional if len(self.unconditional) == 1 else self.unconditional[ids]
-        return Conditioning(tuple(self.prompts[i] for i in order), self.embeddings[ids], unconditional)
+        # Ids on the CPU go over without waiting for the device; those on it would be read back for the prompts.
+        places = ids if isinstance(ids, slice) else ids.to(self.embeddings.device, non_blocking=True)
+        return Conditioning(tuple(self.prompts[i] for i in order), self.embeddings[places], unconditional)
 
     def to(self, device: torch.device | str) -> "Conditioning":
         """Return the same conditioning on `device`."""
@@ -141,7 +143,7 @@ class Trajectory:
 
     def steps(self, sample_ids: Ids, step_ids: Ids) -> Steps:
         """Return the pairs (sample_ids[k], step_ids[k]); every per-step field is taken at the same place."""
-        i, t = sample_ids.to(self.x.device), step_ids.to(self.x.device)
+        i, t = (ids.to(self.x.device, non_blocking=True) for ids in (sample_ids, step_ids))
         return Steps(
             x=self.x[i, t],
             next_x=self.x[i, t + 1],
@@ -149,7 +151,7 @@ class Trajectory:
             sample=i,
             index=t,
             time=self.time[t],
-            cond=self.cond[i],
+            cond=self.cond[sample_ids],
             x0_hat=_at(self.x0_hat, i, t),
             reward=_at(self.reward, i),
             value=_at(self.value, i, t),

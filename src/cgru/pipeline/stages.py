@@ -14,7 +14,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ from cgru import processes
 from cgru.backbones.adapter import attach, save_adapter, weights_swapped
 from cgru.backbones.base import exact_float32
 from cgru.backbones.lora import LORA_FILE
+from cgru.backbones.steady import compiled_backbone, no_recompiles
 from cgru.config import RunConfig
 from cgru.pipeline.critic import CRITIC_STAGE, critic_stage, tower_source
 from cgru.pipeline.observer import POLICY_STAGE, Listener, Observer
@@ -122,13 +123,14 @@ def _stages(
     # The bank holds what the base policy does, so it is made before there is a LoRA, also on resume.
     bank = make_bank(setting.problem)
     learner = _learner(setting.problem, critic)
-    observer = Observer(setting, learner, run, listeners)
-    _restore(run, setting.problem, learner, observer)
+    fast = compiled(setting)
+    observer = Observer(fast, learner, run, listeners)
+    _restore(run, fast.problem, learner, observer)
     if learner.iteration == 0 and run.config.samples_every:
         observer.save_strip(0)
     if not observer.is_complete:  # it is where a run was killed after its last checkpoint
-        with _saving_on_interrupt(observer):
-            train(setting.problem, learner, bank, after=observer.after)
+        with _saving_on_interrupt(observer), no_recompiles() if run.config.compile else nullcontext():
+            train(fast.problem, learner, bank, after=observer.after)
     if observer.is_stopped and not observer.is_complete:
         raise Interrupted(str(run.path))
     processes.from_main(lambda: _finish(run, observer))
@@ -212,6 +214,16 @@ def _learner(problem: Problem, critic: nn.Module | None) -> Learner:
         seed=problem.seed("lora"),
     )
     return make_learner(problem, parameters, critic)
+
+
+def compiled(setting: Setting) -> Setting:
+    """The setting with its model's networks compiled, if the config asks for it; call it with the LoRA on."""
+    problem = setting.problem
+    if not problem.config.compile:
+        return setting
+    sizes, guidance = problem.sizes, problem.config.sampling.guidance
+    fast = compiled_backbone(problem.backbone, batch=sizes.update, decode_batch=sizes.decode, guidance=guidance)
+    return replace(setting, problem=replace(problem, backbone=fast))
 
 
 @contextmanager
