@@ -76,7 +76,7 @@ def emoji_world(scale: Scale) -> World:
         *NEUTRAL,
         f"policy.iterations={scale.study_iterations}",
         f"policy.trajectories={scale.study_trajectories}",
-        f"diagnostics.every={max(1, scale.study_iterations // 8)}",
+        f"diagnostics.every={_every(scale)}",
     )
     names = ("objects", "safety", "ddpo", "critic")
     return World(
@@ -102,7 +102,7 @@ def hub_world(scale: Scale, model: str, data: Path | None) -> World:
         name: (folder / words.partition(":")[0].partition("/")[0]).exists() and data for name, words in DATA.items()
     }
     iterations = () if scale.iterations is None else (f"policy.iterations={scale.iterations}",)
-    study = (f"policy.iterations={scale.study_iterations}", f"diagnostics.every={max(1, scale.study_iterations // 8)}")
+    study = (f"policy.iterations={scale.study_iterations}", f"diagnostics.every={_every(scale)}")
     reference: Options = (("reference", str(folder / "MJHQ-30K")),)
     quality = (Measure("fid", 1, None, reference),) if found["mjhq"] and scale.is_thorough else ()
     is_paper = scale.name == "full"
@@ -279,6 +279,11 @@ def _critic_settings(scale: Scale) -> tuple[str, ...]:
         "critic.epochs=4",
         "watch.every=0",
     )
+
+
+def _every(scale: Scale) -> int:
+    """Iterations between measurements of the gradient's variance, which cost as much as an iteration."""
+    return max(2, scale.study_iterations // 8)
 
 
 def _needs(found: Mapping[str, object], *names: str) -> str:
