@@ -138,6 +138,9 @@ def _pooled(cells: Sequence[Cell], order: Order, workers: int) -> Iterator[tuple
 
 def attempt(cell: Cell, order: Order) -> Record:
     """Do a cell; an error is a record, too, so that the others go on."""
+    from cgru.cli.terminal import quiet_libraries
+
+    quiet_libraries()  # before anything is imported that would speak
     from cgru.pipeline.stages import Interrupted
 
     try:
@@ -152,9 +155,6 @@ def attempt(cell: Cell, order: Order) -> Record:
 
 def do(cell: Cell, order: Order) -> Record:
     """Train, evaluate, attack; everything that is there already is found and not done again."""
-    from cgru.cli.terminal import quiet_libraries
-
-    quiet_libraries()
     _limit_threads(order)
     begun = time.monotonic()
     run = _train(cell, order) if cell.concept is not None else None
