@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
-from torch import nn
+from torch import Tensor, nn
 
 from cgru.backbones.base import Backbone, one_line
 
 logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Any]
-BLOCKS = (Transformer2DModel, ResnetBlock2D)
-"""What a UNet is made of, again and again: nearly all of its arithmetic."""
+SMALL_MAP = 16
+"""A residual block on a map that is so many times smaller than the largest is left as it is: it moves few bytes, so
+fusing its kernels would save next to nothing, and such blocks are a third of all graphs."""
 GRAPHS = 256
 """Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
 
@@ -48,7 +49,7 @@ def compile_network(
     """As `compile_denoiser`, for any network; `what` names it in the warning, `regional` compiles its blocks alone."""
     begun = time.perf_counter()
     whole: Any = network  # torch's types leave memory_format out
-    parts = [part for part in network.modules() if isinstance(part, BLOCKS)] if regional else [network]
+    parts = _regions(network, probe) if regional else [network]
     whole.to(memory_format=torch.channels_last)
     try:
         for part in parts:
@@ -62,3 +63,23 @@ def compile_network(
             part.compile(disable=True)
         return None
     return time.perf_counter() - begun
+
+
+def _regions(network: nn.Module, probe: Callable[[], object]) -> list[nn.Module]:
+    """What a UNet is made of, again and again: nearly all of its arithmetic. One call of `probe` shows their sizes."""
+    areas: dict[nn.Module, int] = {}
+
+    def look(block: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        areas[block] = inputs[0].shape[-2:].numel()
+
+    blocks = [part for part in network.modules() if isinstance(part, Transformer2DModel | ResnetBlock2D)]
+    hooks = [block.register_forward_hook(look) for block in blocks]
+    probe()
+    for hook in hooks:
+        hook.remove()
+    largest = max(areas.values(), default=0)
+    return [
+        block
+        for block in blocks
+        if block in areas and (isinstance(block, Transformer2DModel) or areas[block] * SMALL_MAP > largest)
+    ]

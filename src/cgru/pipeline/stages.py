@@ -20,13 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from cgru import processes
 from cgru.backbones.adapter import attach, save_adapter, weights_swapped
-from cgru.backbones.base import exact_float32
+from cgru.backbones.base import Backbone, exact_float32
 from cgru.backbones.lora import LORA_FILE
-from cgru.backbones.steady import compiled_backbone, no_recompiles
+from cgru.backbones.steady import compiled_backbone, no_recompiles, steady_backbone
 from cgru.config import RunConfig
 from cgru.pipeline.critic import CRITIC_STAGE, critic_stage, tower_source
 from cgru.pipeline.observer import POLICY_STAGE, Listener, Observer
@@ -120,10 +121,10 @@ def _stages(
     processes.from_main(lambda: run.annotate(**trainers(setting)))
     if until == CRITIC_STAGE:
         return
-    # The bank holds what the base policy does, so it is made before there is a LoRA, also on resume.
-    bank = make_bank(setting.problem)
     learner = _learner(setting.problem, critic)
-    fast = compiled(setting)
+    fast = settled(setting)
+    # The bank holds what the base policy does: a fresh LoRA adds zero. So it is made before anything is restored.
+    bank = make_bank(fast.problem)
     observer = Observer(fast, learner, run, listeners)
     _restore(run, fast.problem, learner, observer)
     if learner.iteration == 0 and run.config.samples_every:
@@ -216,13 +217,21 @@ def _learner(problem: Problem, critic: nn.Module | None) -> Learner:
     return make_learner(problem, parameters, critic)
 
 
-def compiled(setting: Setting) -> Setting:
-    """The setting with its model's networks compiled, if the config asks for it; call it with the LoRA on."""
+def settled(setting: Setting) -> Setting:
+    """The setting as its policy is trained, compiled if the config asks for it; call it with the LoRA on.
+
+    In half precision all predictions are of one shape: else rollout and update would round differently.
+    """
     problem = setting.problem
-    if not problem.config.compile:
+    sizes, guidance, is_exact = problem.sizes, problem.config.sampling.guidance, problem.backbone.dtype == torch.float32
+    if problem.config.compile:
+        fast: Backbone = compiled_backbone(
+            problem.backbone, batch=sizes.update, decode_batch=sizes.decode, guidance=guidance
+        )
+    elif is_exact:
         return setting
-    sizes, guidance = problem.sizes, problem.config.sampling.guidance
-    fast = compiled_backbone(problem.backbone, batch=sizes.update, decode_batch=sizes.decode, guidance=guidance)
+    else:
+        fast = steady_backbone(problem.backbone, batch=sizes.update, decode_batch=sizes.decode)
     return replace(setting, problem=replace(problem, backbone=fast))
 
 
