@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cgru.backbones.placeless import FEW_ROWS, PlacelessConv2d, make_placeless
+from cgru.backbones.placeless import FEW_ROWS, PlacelessConv2d, gathered, make_placeless, windowed
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 1, 0), (3, 2, 0)])
@@ -47,3 +47,9 @@ def test_large_maps_stay_with_torch() -> None:
     conv = nn.Conv2d(1, 1, 3, padding=1).requires_grad_(False)
     x = torch.randn(1, 1, 2, FEW_ROWS // 2 + 1, generator=torch.Generator().manual_seed(0))
     assert torch.equal(PlacelessConv2d.of(conv)(x), conv(x))
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
+def test_both_ways_to_cut_patches_agree(stride: tuple[int, int]) -> None:
+    rows = torch.randn(3, 6, 5, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(gathered(rows, (3, 2), stride), windowed(rows, (3, 2), stride))

@@ -20,9 +20,9 @@ from cgru.backbones.base import Backbone, one_line
 logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Any]
-SMALL_MAP = 16
-"""A residual block on a map that is so many times smaller than the largest is left as it is: it moves few bytes, so
-fusing its kernels would save next to nothing, and such blocks are a third of all graphs."""
+LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 8}
+"""Blocks that are compiled: nearly all of a UNet's work. Each shape costs seconds of compilation; where its map is
+so many times smaller than the largest, a block moves few bytes, and fusing its kernels would not pay for that."""
 GRAPHS = 256
 """Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
 
@@ -66,20 +66,16 @@ def compile_network(
 
 
 def _regions(network: nn.Module, probe: Callable[[], object]) -> list[nn.Module]:
-    """What a UNet is made of, again and again: nearly all of its arithmetic. One call of `probe` shows their sizes."""
+    """The blocks worth a graph; a call of `probe` shows the sizes of their maps."""
     areas: dict[nn.Module, int] = {}
 
     def look(block: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
         areas[block] = inputs[0].shape[-2:].numel()
 
-    blocks = [part for part in network.modules() if isinstance(part, Transformer2DModel | ResnetBlock2D)]
+    blocks = {part: LEAST_MAP[type(part)] for part in network.modules() if type(part) in LEAST_MAP}
     hooks = [block.register_forward_hook(look) for block in blocks]
     probe()
     for hook in hooks:
         hook.remove()
     largest = max(areas.values(), default=0)
-    return [
-        block
-        for block in blocks
-        if block in areas and (isinstance(block, Transformer2DModel) or areas[block] * SMALL_MAP > largest)
-    ]
+    return [block for block, share in blocks.items() if areas.get(block, 0) * share >= largest]

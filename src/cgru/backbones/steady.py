@@ -73,12 +73,14 @@ class OneShape:
         return self.inner.encode_text(prompts)
 
     def predict(self, x: Tensor, time: Tensor, cond: Conditioning, *, guidance: float) -> Tensor:
-        """Return the denoiser's output at x (n, c, h, w) and time (n,), guidance applied, float32; differentiable."""
+        """Return the denoiser's output, guidance applied, float32; differentiable in the denoiser's weights."""
         is_wanted, found = torch.is_grad_enabled(), []
         for some in _parts(len(x), self.batch):
             states, times = (_filled(rows[some], self.batch) for rows in (x, time))
             texts = _filled_text(cond[some], self.batch)
             with torch.set_grad_enabled(is_wanted or self.one_graph):
+                # Blocks before the first LoRA have a gradient, too: one more graph would cost more than their backward.
+                states = states.detach().requires_grad_() if self.one_graph else states
                 part = self.inner.predict(states, times, texts, guidance=guidance)
             found.append((part if is_wanted else part.detach())[: len(x[some])])
         return torch.cat(found) if len(found) > 1 else found[0]
