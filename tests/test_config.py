@@ -41,6 +41,7 @@ OTHERS = {
     "device": "cuda:1",
     "dtype": "bf16",
     "compile": "true",
+    "memory": "low",
     "checkpoint_every": "2",
     "samples_every": "0",
     "tracker": "wandb",
@@ -386,7 +387,7 @@ def test_a_file_that_is_not_text_or_not_there(tmp_path: Path) -> None:
 def test_fingerprint_counts_every_key_that_decides_the_result() -> None:
     base = fingerprint(DOGS)
     same = {key for key in KEYS if fingerprint(override(DOGS, [f"{key}={OTHERS[key]}"])) == base}
-    assert same == set(FREE) == {"device", "tracker", "checkpoint_every", "samples_every"}
+    assert same == set(FREE) == {"device", "memory", "tracker", "checkpoint_every", "samples_every"}
 
 
 def test_fingerprint_is_8_hex_digits_and_the_same_in_every_process() -> None:
