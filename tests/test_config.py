@@ -268,6 +268,9 @@ def test_an_unknown_key_is_answered_with_the_nearest_of_all(setting: str, near: 
     ("setting", "said"),
     [
         ("policy.iterations=many", "policy.iterations is 'many'; allowed: a whole number, at least 1"),
+        ("policy.micro_batch=-1", "policy.micro_batch is -1; allowed: a whole number, at least 0. Give one such as 0"),
+        ("policy.micro_batch=1.5", "policy.micro_batch is 1.5; allowed: a whole number, at least 0"),
+        ("memory=lwo", "unknown memory 'lwo'; allowed: auto, fast, low. Did you mean 'low'"),
         ("policy.iterations=2.5", "policy.iterations is 2.5; allowed: a whole number, at least 1"),
         ("policy.iterations=", "policy.iterations is None; allowed: a whole number, at least 1"),
         ("policy.iterations=[", "cannot read the value in policy.iterations=["),

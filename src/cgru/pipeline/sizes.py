@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -86,11 +87,12 @@ def fitting_sizes(config: RunConfig, backbone: Backbone) -> Sizes:
     if backbone.device.type != "cuda":
         rollout, update, decode, score = (64, 64, 64, 256) if is_small else (2, 1, 1, 32)
         return Sizes(rollout, config.policy.micro_batch or update, decode, score, config.memory == "low")
+    meter = CudaMeter(backbone.device)
     return choose(
         config,
         SMALL if is_small else LARGE,
-        fast=lambda: measured(config, backbone),
-        low=lambda: measured(config, low_memory(backbone)),
+        fast=lambda: measured(config, backbone, meter),
+        low=lambda: measured(config, low_memory(backbone), meter),
     )
 
 
@@ -140,36 +142,63 @@ def _free(costs: Costs, is_low: bool) -> int:
     return min(costs.free, LOW_TOTAL - costs.used) if is_low else costs.free
 
 
-def measured(config: RunConfig, backbone: Backbone) -> Costs:
-    """What updates and decodes take on the model's CUDA device; a LoRA is on meanwhile."""
-    policy, device = config.policy, backbone.device
+class Meter(Protocol):
+    """Bytes of a device's memory."""
+
+    def free(self) -> int:
+        """Left for anyone."""
+
+    def used(self) -> int:
+        """Held by tensors of this process."""
+
+    def peak(self, work: Callable[[], object]) -> int:
+        """Held at most in the course of some work, beyond what is held before."""
+
+
+@dataclass(frozen=True)
+class CudaMeter:
+    """What torch's allocator says of a CUDA device."""
+
+    device: torch.device
+
+    def free(self) -> int:
+        """Left for anyone."""
+        clear_memory()
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def used(self) -> int:
+        """Held by tensors of this process."""
+        return torch.cuda.memory_allocated(self.device)
+
+    def peak(self, work: Callable[[], object]) -> int:
+        """Held at most in the course of some work, beyond what is held before."""
+        clear_memory()
+        before = self.used()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        work()
+        return torch.cuda.max_memory_allocated(self.device) - before
+
+
+def measured(config: RunConfig, backbone: Backbone, meter: Meter) -> Costs:
+    """What updates and decodes take; the model has a LoRA on meanwhile."""
+    policy = config.policy
     attach(backbone.denoiser, rank=policy.rank, alpha=policy.alpha, targets=policy.targets, seed=0)
     try:
-        update = _line(device, lambda n: _update(backbone, n, config.sampling.guidance))
+        update = _line(meter, lambda n: _update(backbone, n, config.sampling.guidance))
     finally:
         detach(backbone.denoiser)
-    decode = _line(device, lambda n: _decode(backbone, n))
-    clear_memory()
-    return Costs(torch.cuda.mem_get_info(device)[0], torch.cuda.memory_allocated(device), update, decode)
+    decode = _line(meter, lambda n: _decode(backbone, n))
+    return Costs(meter.free(), meter.used(), update, decode)
 
 
-def _line(device: torch.device, work: Callable[[int], object]) -> Line:
+def _line(meter: Meter, work: Callable[[int], object]) -> Line:
     try:
         work(1)  # libraries take their workspace in the first call and keep it
-        one, two = _peak(device, work, 1), _peak(device, work, 2)
+        one, two = meter.peak(lambda: work(1)), meter.peak(lambda: work(2))
     except torch.OutOfMemoryError:
         return TOO_MUCH
     each = max(1, two - one)
     return Line(max(0, one - each), each)
-
-
-def _peak(device: torch.device, work: Callable[[int], object], n: int) -> int:
-    # Bytes beyond what is there before.
-    clear_memory()
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    work(n)
-    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _update(backbone: Backbone, n: int, guidance: float) -> None:
