@@ -18,7 +18,8 @@ from cgru.backbones.base import parse_dtype, pick_device
 from cgru.config import RunConfig, override
 from cgru.critic import build_critic
 from cgru.critic.tower import Tower as CriticTower
-from cgru.pipeline.setting import all_prompts, fitting_sizes, resolve_prompts
+from cgru.pipeline.setting import all_prompts, resolve_prompts
+from cgru.pipeline.sizes import sized
 from cgru.presets import preset
 from cgru.rewards.concept import ConceptReward
 from cgru.rewards.heads import ClassHeads, Tower
@@ -36,8 +37,8 @@ def settings(options: argparse.Namespace) -> RunConfig:
 def build(options: argparse.Namespace, sizes: Sizes | None = None) -> Loop:
     """A loop with model, reward, LoRA and critic of its own; None sizes it as a run on this machine is sized."""
     config, device = settings(options), pick_device(options.device)
-    backbone = random_sd15(device, parse_dtype(options.dtype), tiny=options.tiny)
-    chosen = sizes or fitting_sizes(config, backbone)
+    model = random_sd15(device, parse_dtype(options.dtype), tiny=options.tiny)
+    backbone, chosen = sized(config, model, sizes)
     problem = Problem(
         backbone=backbone,
         kernel=backbone.kernel(config.sampling.steps, eta=config.sampling.eta),

@@ -252,7 +252,7 @@ class DiagnosticsConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run. `device`, `tracker` and the two `_every` fields do not change its result."""
+    """Everything that decides a run. `device`, `memory`, `tracker` and the two `_every` fields change no result."""
 
     concept: Text
     """What to forget: a class, a style or `hazard` on Emoji Canvas, any text on another model."""
@@ -270,6 +270,9 @@ class RunConfig:
     """Precision of the model; log-probs and LoRA weights are fp32 all the same."""
     compile: bool = False
     """torch.compile the networks of the policy's stage: minutes first, faster after; for long runs on a GPU."""
+    memory: Literal["auto", "fast", "low"] = "auto"
+    """fast: batches that fill the device; low: smaller ones, activations computed again, idle networks off the device;
+    auto: fast if that fits the device, else low. Can be changed on resume."""
     checkpoint_every: Count = 5
     """Iterations between checkpoints; the last one is always saved."""
     samples_every: Whole = 10

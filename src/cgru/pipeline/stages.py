@@ -25,7 +25,7 @@ from torch import nn
 
 from cgru import processes
 from cgru.backbones.adapter import attach, save_adapter, weights_swapped
-from cgru.backbones.base import Backbone, exact_float32
+from cgru.backbones.base import Backbone, exact_float32, one_line
 from cgru.backbones.lora import LORA_FILE
 from cgru.backbones.steady import compiled_backbone, no_recompiles, steady_backbone
 from cgru.config import RunConfig
@@ -37,6 +37,7 @@ from cgru.rewards.weights import lineage_of
 from cgru.rl.checkpoint import from_files
 from cgru.rl.problem import Learner, Problem, Sizes, make_learner
 from cgru.rl.retention import make_bank
+from cgru.rl.room import out_of_memory
 from cgru.rl.train import train
 from cgru.runs import Run, run_name
 
@@ -62,7 +63,7 @@ def unlearn(
         until: the last stage; "2-critic" for a critic without a policy.
     """
     processes.from_main(lambda: _refuse_idle_processes(config))
-    with exact_float32():
+    with exact_float32(), _memory_in_words():
         is_new = processes.from_main(lambda: not (Path(out) / run_name(config)).exists())
         # Before there is a folder: what cannot be built leaves none behind.
         parts, setting = processes.alike(lambda: _prepared(config)) if is_new else (None, None)
@@ -76,7 +77,7 @@ def resume(path: str | Path, *, listeners: tuple[Listener, ...] = ()) -> Run:
     """Go on with a run folder, from its last checkpoint."""
     run = processes.from_main(lambda: Run.open(path))
     _refuse_idle_processes(run.config)
-    with exact_float32(), _held(run):
+    with exact_float32(), _held(run), _memory_in_words():
         _stages(run, listeners)
     return run
 
@@ -101,6 +102,15 @@ def _held(run: Run) -> Iterator[None]:
     with ExitStack() as stack:
         processes.from_main(lambda: stack.enter_context(run.locked()))
         yield
+
+
+@contextmanager
+def _memory_in_words() -> Iterator[None]:
+    """Memory that runs out where nothing can be halved (a critic's update, an earlier stage): one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(one_line(error)) from None
 
 
 def _stages(
@@ -131,7 +141,7 @@ def _stages(
         observer.save_strip(0)
     if not observer.is_complete:  # it is where a run was killed after its last checkpoint
         with _saving_on_interrupt(observer), no_recompiles() if run.config.compile else nullcontext():
-            train(fast.problem, learner, bank, after=observer.after)
+            train(fast.problem, learner, bank, after=observer.after, after_halving=observer.shrink)
     if observer.is_stopped and not observer.is_complete:
         raise Interrupted(str(run.path))
     processes.from_main(lambda: _finish(run, observer))
@@ -140,9 +150,8 @@ def _stages(
 def _known_parts(run: Run, parts: Parts | None) -> Parts:
     """Parts with the sizes and prompts that the run began with."""
     stored: dict[str, Any] = processes.from_main(lambda: run.manifest["extra"])
-    sizes = Sizes(**stored["sizes"]) if "sizes" in stored else None
-    parts = parts or processes.alike(lambda: load_parts(run.config, sizes=sizes))
-    parts = replace(parts, sizes=sizes or parts.sizes)
+    sizes = _stored_sizes(run.config, stored)
+    parts = _alike_in_size(run.config, parts or processes.alike(lambda: load_parts(run.config, sizes=sizes)))
     found = prompts_hash(parts.prompts)
     if stored.get("prompts", found) != found:
         raise ValueError(
@@ -151,6 +160,21 @@ def _known_parts(run: Run, parts: Parts | None) -> Parts:
         )
     facts = {"sizes": asdict(parts.sizes), "prompts": found}
     processes.from_main(lambda: run.annotate(**facts))
+    return parts
+
+
+def _stored_sizes(config: RunConfig, stored: dict[str, Any]) -> Sizes | None:
+    """The sizes that a run was begun with; None before, and where it is now to be in the other memory mode."""
+    sizes = Sizes(**stored["sizes"]) if "sizes" in stored else None
+    is_kept = sizes is not None and config.memory in ("auto", "low" if sizes.low_memory else "fast")
+    return sizes if is_kept else None
+
+
+def _alike_in_size(config: RunConfig, parts: Parts) -> Parts:
+    """Parts with the sizes of the main process, which may have found others on its device."""
+    sizes = processes.from_main(lambda: parts.sizes)
+    if processes.any_of(parts.sizes != sizes):
+        parts = processes.alike(lambda: load_parts(config, sizes=sizes))
     return parts
 
 

@@ -41,6 +41,13 @@ class Sizes:
     """Latents decoded together."""
     score: int
     """Pictures per forward pass of reward or critic."""
+    low_memory: bool = False
+    """Whether memory is saved at the cost of time (`cgru.backbones.lean`)."""
+
+    def halved(self) -> Sizes:
+        """Half as many everywhere, but one at least."""
+        rollout, update, decode, score = (max(1, n // 2) for n in (self.rollout, self.update, self.decode, self.score))
+        return Sizes(rollout, update, decode, score, self.low_memory)
 
 
 @dataclass(frozen=True, eq=False)

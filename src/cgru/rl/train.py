@@ -25,7 +25,8 @@ from cgru.rl.diagnostics import gradient_variance, per_trajectory_gradients, rat
 from cgru.rl.objective import clip_range
 from cgru.rl.problem import Learner, Problem
 from cgru.rl.retention import Bank
-from cgru.rl.update import TrainingError, Update, policy_step
+from cgru.rl.room import Room
+from cgru.rl.update import TrainingError, Update, gradient, take_step
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +44,25 @@ class Iteration:
 
 
 def train(
-    problem: Problem, learner: Learner, bank: Bank | None, *, after: Callable[[Iteration], bool] = lambda _: False
+    problem: Problem,
+    learner: Learner,
+    bank: Bank | None,
+    *,
+    after: Callable[[Iteration], bool] = lambda _: False,
+    after_halving: Callable[[Problem], None] = lambda _: None,
 ) -> None:
-    """Run the iterations that are left; `after` sees each one (log, checkpoint, watch) and may ask to stop."""
+    """Run the iterations that are left.
+
+    Args:
+        problem: what is to be learned.
+        learner: changed in place.
+        bank: for the KL on retain prompts.
+        after: sees each iteration (log, checkpoint, watch) and may ask to stop.
+        after_halving: sees the problem in smaller batches, once memory has run out.
+    """
+    room = Room(problem, after_halving)
     while learner.iteration < problem.config.policy.iterations:
-        done = iterate(problem, learner, bank)
+        done = _iterate(room, learner, bank)
         learner.iteration += 1
         if after(done):
             break
@@ -55,32 +70,45 @@ def train(
 
 def iterate(problem: Problem, learner: Learner, bank: Bank | None) -> Iteration:
     """One iteration of Alg. 2: collect under theta_old, learn V, update theta K times."""
+    return _iterate(Room(problem), learner, bank)
+
+
+def _iterate(room: Room, learner: Learner, bank: Bank | None) -> Iteration:
+    problem = room.problem  # sizes may change on the way: what goes by them is attempted
     policy, index = problem.config.policy, learner.iteration
     retain = round(problem.config.retention.share * policy.trajectories)
     # generate: x_T..x_0 with log-probs under theta_old, then the terminal reward
-    trajectory = scored(problem, collect(problem, index, forget=policy.trajectories - retain, retain=retain))
+    forget = policy.trajectories - retain
+    trajectory = room.attempt("rollouts", lambda fitting: collect(fitting, index, forget=forget, retain=retain))
+    trajectory = room.attempt("rewards", lambda fitting: scored(fitting, trajectory))
     # V(x_t, c, t) BEFORE the critic moves, then its online updates
     critic_loss = None
-    if learner.critic is not None:
-        views = viewed(problem, learner.critic, trajectory)
-        trajectory = valued(problem, learner.critic, views, trajectory)
+    if (critic := learner.critic) is not None:
+        views = room.attempt("decoding", lambda fitting: viewed(fitting, critic, trajectory))
+        trajectory = room.attempt("values", lambda fitting: valued(fitting, critic, views, trajectory))
         critic_loss = _regress(problem, learner, views, trajectory)
     # A_t = r - V(x_t, c, t), or another advantage
     trajectory = replace(trajectory, advantage=advantage(problem, learner, trajectory))
     record: Record = {"iteration": index, **describe(problem, trajectory, critic_loss)}
-    own = trajectory[explored(problem, policy.trajectories - retain) :]
+    own = trajectory[explored(problem, forget) :]
     if index == 0:
-        record["policy/parity"] = check_parity(problem, own)
+        record["policy/parity"] = room.attempt("the parity check", lambda fitting: check_parity(fitting, own))
     every = problem.config.diagnostics.every
     if every and index % every == 0:
-        record |= measure_variance(problem, learner, own)
+        record |= room.attempt("diagnostics", lambda fitting: measure_variance(fitting, learner, own))
     # K updates on shuffled (sample, step) pairs
     batch = _windowed(learner, trajectory, policy.window)
-    updates = [
-        policy_step(problem, learner, batch, plan, bank, problem.generator("bank", index, k))
-        for k, plan in enumerate(_plans(problem, batch, index))
-    ]
+    updates = [_update(room, learner, batch, plan, bank, k) for k, plan in enumerate(_plans(problem, batch, index))]
     return Iteration(record | summarise(problem, updates), trajectory)
+
+
+def _update(room: Room, learner: Learner, batch: Trajectory, plan: Plan, bank: Bank | None, k: int) -> Update:
+    def found(fitting: Problem) -> Update:
+        return gradient(fitting, learner, batch, plan, bank, fitting.generator("bank", learner.iteration, k))
+
+    update = room.attempt("an update", found)
+    take_step(room.problem, learner)
+    return update
 
 
 def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Tensor:

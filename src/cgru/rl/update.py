@@ -60,6 +60,23 @@ def policy_step(
     generator: torch.Generator,
 ) -> Update:
     """Take one optimiser step on the pairs of the plan; `generator` draws the bank's."""
+    found = gradient(problem, learner, trajectory, plan, bank, generator)
+    take_step(problem, learner)
+    return found
+
+
+def gradient(
+    problem: Problem,
+    learner: Learner,
+    trajectory: Trajectory,
+    plan: Plan,
+    bank: Bank | None,
+    generator: torch.Generator,
+) -> Update:
+    """The first half of `policy_step`: the clipped gradient in `.grad`, from nothing, and what the update is.
+
+    It changes nothing else, so it can be begun again.
+    """
     policy, parameters = problem.config.policy, list(learner.parameters.values())
     learner.optimiser.zero_grad()
     parts = processes.alike(lambda: _surrogates(problem, trajectory, plan))
@@ -73,13 +90,18 @@ def policy_step(
             f"the policy's gradient in iteration {learner.iteration} is not finite (norm {total}, loss {loss}); "
             "allowed: finite numbers. The last checkpoint is intact: lower policy.learning_rate, or run in fp32."
         )
+    ratios = torch.cat([part.log_ratio for part in parts]).cpu() if parts else torch.empty(0)
+    log_ratio = processes.joined(ratios, len(plan))
+    return Update(log_ratio, plan.step_ids, loss, total, policy_norm, kl, kl_weight, kl_forget)
+
+
+def take_step(problem: Problem, learner: Learner) -> None:
+    """The second half: one optimiser step along `.grad`."""
+    policy = problem.config.policy
     _warm_up(learner, policy.learning_rate, policy.warmup)
     learner.optimiser.step()
     learner.updates += 1
     learner.averaged(policy.average)
-    ratios = torch.cat([part.log_ratio for part in parts]).cpu() if parts else torch.empty(0)
-    log_ratio = processes.joined(ratios, len(plan))
-    return Update(log_ratio, plan.step_ids, loss, total, policy_norm, kl, kl_weight, kl_forget)
 
 
 def _surrogates(problem: Problem, trajectory: Trajectory, plan: Plan) -> list[_Part]:
