@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from cgru import processes
 from cgru.critic.film import FilmCritic
 from cgru.critic.fit import values
-from cgru.critic.views import Critic, decoded_views
+from cgru.critic.views import SHRINKS, Critic, decoded_views
 from cgru.mdp.rollout import rollout
 from cgru.mdp.trajectory import Trajectory
 from cgru.prompts import Prompt
@@ -84,12 +85,13 @@ def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajecto
         )
         return {name: value for name in SAMPLED if (value := getattr(trajectory, name)) is not None}
 
+    rows: dict[str, Any] = dict(processes.spread(len(prompts), drawn))
     return Trajectory(
         time=kernel.timesteps.to(device),
         stochastic=kernel.stochastic.to(device),
         cond=cond,
         guidance=guidance,
-        **processes.spread(len(prompts), drawn),
+        **rows,
     )
 
 
@@ -121,10 +123,11 @@ def scored(problem: Problem, trajectory: Trajectory) -> Trajectory:
 def viewed(problem: Problem, critic: Critic, trajectory: Trajectory) -> Tensor:
     """What the critic looks at, decoded once for values and updates alike."""
     size = critic.image_size if isinstance(critic, FilmCritic) else None
+    batch, shrink = problem.sizes.decode, SHRINKS[problem.config.critic.decode]
 
     def decoded(some: slice) -> Tensor:
         part = trajectory[some]
-        return decoded_views(problem.backbone, part, critic.view, batch_size=problem.sizes.decode, size=size)
+        return decoded_views(problem.backbone, part, critic.view, batch_size=batch, size=size, shrink=shrink)
 
     if critic.view == "latent":  # nothing to decode: every process has the states
         return decoded(slice(None))

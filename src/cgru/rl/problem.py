@@ -100,6 +100,8 @@ class Learner:
     best: dict[str, Tensor] = field(default_factory=dict)
     """LoRA weights of the best look of the outside detector, empty before the first."""
     statistics: PromptStatistics = field(default_factory=lambda: PromptStatistics(PROMPT_BUFFER, PROMPT_MINIMUM))
+    step_errors: dict[int, float] = field(default_factory=dict)
+    """Step -> mean squared r - V the last time it was looked at; kept for step_choice `variance` alone."""
     window: list[Trajectory] = field(default_factory=list)
     """Newest trajectories of earlier iterations (DPOK); empty without a window."""
     iteration: int = 0

@@ -20,6 +20,7 @@ from cgru.mdp.rollout import rescore
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl import advantage as advantages
 from cgru.rl.batches import Plan, micro_batches, plans
+from cgru.rl.choice import chosen, remember
 from cgru.rl.collect import collect, explored, scored, valued, viewed
 from cgru.rl.diagnostics import gradient_variance, per_trajectory_gradients, ratio_statistics
 from cgru.rl.objective import clip_range
@@ -59,12 +60,15 @@ def iterate(problem: Problem, learner: Learner, bank: Bank | None) -> Iteration:
     retain = round(problem.config.retention.share * policy.trajectories)
     # generate: x_T..x_0 with log-probs under theta_old, then the terminal reward
     trajectory = scored(problem, collect(problem, index, forget=policy.trajectories - retain, retain=retain))
+    trajectory = chosen(problem, learner, trajectory)
     # V(x_t, c, t) BEFORE the critic moves, then its online updates
     critic_loss = None
     if learner.critic is not None:
         views = viewed(problem, learner.critic, trajectory)
         trajectory = valued(problem, learner.critic, views, trajectory)
         critic_loss = _regress(problem, learner, views, trajectory)
+    if policy.step_choice == "variance":
+        remember(learner, trajectory)
     # A_t = r - V(x_t, c, t), or another advantage
     trajectory = replace(trajectory, advantage=advantage(problem, learner, trajectory))
     record: Record = {"iteration": index, **describe(problem, trajectory, critic_loss)}
@@ -84,7 +88,7 @@ def iterate(problem: Problem, learner: Learner, bank: Bank | None) -> Iteration:
 
 
 def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Tensor:
-    """The advantage that the config names, (n, t)."""
+    """The advantage that the config names, (n, t); with a critic NaN at steps that are not learned from."""
     policy = problem.config.policy
     if policy.advantage == "batch":
         return advantages.batch_advantage(trajectory, policy.advantage_clamp)
@@ -154,7 +158,7 @@ def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory)
 
 def _gradient_rows(problem: Problem, learner: Learner, some: Trajectory, weights: Tensor) -> Tensor:
     # (weightings, n, p). In parts of the steps: the graph of all 50 of Stable Diffusion fits in no memory.
-    parts, parameters = some.stochastic.nonzero().flatten().cpu().split(problem.sizes.update), learner.parameters
+    parts, parameters = some.trained.nonzero().flatten().cpu().split(problem.sizes.update), learner.parameters
     gradients = sum(
         per_trajectory_gradients(list(parameters.values()), _log_prob_of(problem, some, part), weights[:, :, part])
         for part in parts
@@ -174,13 +178,13 @@ def _log_prob_of(problem: Problem, trajectory: Trajectory, steps: Tensor) -> Cal
 def describe(problem: Problem, trajectory: Trajectory, critic_loss: CriticLoss | None) -> Record:
     """Reward, advantage and critic of a batch, before the updates."""
     assert trajectory.reward is not None and trajectory.advantage is not None
-    reward = trajectory.reward
+    reward, steps = trajectory.reward, trajectory.learned
     is_retain = torch.tensor([prompt in problem.rewarded for prompt in trajectory.cond.prompts], device=reward.device)
     forget, exploring = reward[~is_retain], explored(problem, int((~is_retain).sum()))
     record: Record = {
         "reward/mean": float(forget[exploring:].mean()),
         "reward/std": float(reward.std(correction=0)),
-        "advantage/std": float(trajectory.advantage.std(correction=0)),
+        "advantage/std": float(trajectory.advantage[:, steps].std(correction=0)),
     }
     if bool(is_retain.any()):
         record["reward/retain_mean"] = float(reward[is_retain].mean())
@@ -189,10 +193,11 @@ def describe(problem: Problem, trajectory: Trajectory, critic_loss: CriticLoss |
     if critic_loss is not None:
         record |= {"critic/loss": critic_loss.mean, "critic/gradient_norm": critic_loss.gradient_norm}
     if trajectory.value is not None:
-        error, explained = value_error(trajectory.value, reward), explained_variance(trajectory.value, reward)
+        value = trajectory.value[:, steps]
+        error, explained = value_error(value, reward), explained_variance(value, reward)
         record["critic/value_error"] = float(error.mean())
-        record |= {f"critic/value_error/t{t}": float(x) for t, x in enumerate(error)}
-        record |= {f"critic/explained_variance/t{t}": float(x) for t, x in enumerate(explained)}
+        record |= {f"critic/value_error/t{t}": float(x) for t, x in zip(steps, error, strict=True)}
+        record |= {f"critic/explained_variance/t{t}": float(x) for t, x in zip(steps, explained, strict=True)}
     return record
 
 
@@ -229,7 +234,7 @@ def _regress(problem: Problem, learner: Learner, views: Tensor, trajectory: Traj
         learner.critic_optimiser,
         views,
         trajectory.reward,
-        trajectory.time,
+        trajectory.time[trajectory.learned],
         trajectory.cond,
         updates=config.online_updates,
         batch=config.batch,
@@ -241,10 +246,10 @@ def _plans(problem: Problem, batch: Trajectory, iteration: int) -> list[Plan]:
     policy = problem.config.policy
     return plans(
         len(batch),
-        batch.stochastic,
+        batch.trained,
         updates=policy.updates,
         passes=policy.passes,
-        step_fraction=policy.step_fraction,
+        step_fraction=policy.step_fraction if batch.chosen is None else 1.0,  # else the share was taken already
         generator=problem.generator("plans", iteration),
     )
 
