@@ -44,6 +44,8 @@ ARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "decode-half": ("best", ("critic.decode=half",)),
     "decode-quarter": ("best", ("critic.decode=quarter",)),
     "latents": ("best", ("critic.kind=latent",)),
+    "tower-frozen": ("best", ("critic.tower=frozen",)),
+    "merged": ("best", ("sampling.merged=true",)),
 }
 """Arm -> preset and what is changed in it."""
 OURS = ("samples_every=0", "checkpoint_every=20", "watch.every=1000")

@@ -12,6 +12,7 @@ import torch
 from tiny_rl import tiny_film, tiny_learner, tiny_problem
 from torch import nn
 
+from cgru.critic.frozen import FrozenCritic
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl.advantage import gae_advantage, normalised
 from cgru.rl.checkpoint import from_files, to_files
@@ -86,6 +87,19 @@ def test_a_smaller_decode_is_decoded_smaller(sd_folder: Path) -> None:
     with decoded(problem) as seen:
         iterate(problem, learner, None)
     assert seen[0] == (4, 8) and {side for _, side in seen[1:]} == {4}
+
+
+def test_a_frozen_tower_sees_each_state_once(sd_folder: Path) -> None:
+    problem, learner = start(sd_folder, "critic.tower=frozen", "critic.online_updates=4")
+    assert isinstance(learner.critic, FrozenCritic)
+    seen: list[int] = []
+    tower = learner.critic.inner.tower
+    tower.embeddings.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    before = {name: value.clone() for name, value in learner.critic.state_dict().items()}
+    record = iterate(problem, learner, None).record
+    assert sum(seen) == 4 * 3  # trajectories × steps, although values and 4 updates read them
+    changed = {name.split(".")[1] for name, value in before.items() if not torch.equal(value, weights(learner)[name])}
+    assert changed == {"film", "head"} and float(record["critic/gradient_norm"]) > 0
 
 
 def test_only_steps_with_noise_are_drawn() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline
 from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
 
@@ -72,6 +73,26 @@ def base_policy(denoiser: nn.Module) -> Iterator[None]:
         yield
     finally:
         network.enable_adapters()
+
+
+@contextmanager
+def merged(denoiser: nn.Module) -> Iterator[None]:
+    """The denoiser with its LoRA added into the weights, for a while; then they are the same bits as before.
+
+    Without a LoRA nothing happens. Not for updates: in the merged form its factors have no gradient.
+    """
+    layers = [module for module in denoiser.modules() if isinstance(module, LoraLayer)]
+    kept = [layer.get_base_layer().weight.data for layer in layers]
+    try:
+        with torch.no_grad():
+            for layer in layers:
+                layer.merge(safe_merge=True, adapter_names=[ADAPTER])  # into a tensor of its own
+        yield
+    finally:
+        for layer, weight in zip(layers, kept, strict=True):
+            if layer.merged:
+                layer.unmerge()  # by subtraction, which leaves rounding behind
+            layer.get_base_layer().weight.data = weight
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from cgru.backbones.base import exact_float32
 from cgru.backbones.sd import StableDiffusion
 from cgru.catalog import resolve
 from cgru.config import RunConfig
+from cgru.critic.frozen import FrozenCritic
 from cgru.critic.views import SHRINKS
 from cgru.mdp.trajectory import Conditioning
 from cgru.pipeline.critic import HELD_OUT, build_untrained_critic
@@ -166,15 +167,20 @@ def _measure_critic(setting: Setting, x: Tensor, images: Tensor) -> dict[str, fl
         return {"value": 0.0, "fit": 0.0}
     critic = build_untrained_critic(setting, 0.0)
     views = x if problem.config.critic.kind == "latent" else images
+
+    def seen(pictures: Tensor) -> Tensor:
+        return critic.seen(pictures, batch_size=len(pictures)) if isinstance(critic, FrozenCritic) else pictures
+
+    kept = seen(views)
     time_of, cond = torch.zeros(len(views), device=x.device, dtype=torch.long), _texts(setting, len(views))
 
-    def value(k: int) -> Tensor:
-        out: Tensor = critic(views[:k], time_of[:k], cond[:k])
+    def value(shown: Tensor) -> Tensor:
+        out: Tensor = critic(shown, time_of[: len(shown)], cond[: len(shown)])
         return out
 
     with torch.no_grad():
-        forward = _seconds(value, len(views), len(views))
-    return {"value": forward, "fit": _seconds(lambda k: value(k).sum().backward(), len(views), len(views))}
+        forward = _seconds(lambda k: value(seen(views[:k])), len(views), len(views))
+    return {"value": forward, "fit": _seconds(lambda k: value(kept[:k]).sum().backward(), len(views), len(views))}
 
 
 def _denoise(setting: Setting, n: int, *, learns: bool) -> None:

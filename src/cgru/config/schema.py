@@ -40,6 +40,9 @@ class SamplingConfig:
     explore: Decay = 0.0
     """Share, 0 to under 1, of the forget trajectories that are sampled for a retain prompt and relabelled with their
     forget prompt: behaviour that noise around a sure policy never finds. 0 (paper): none."""
+    merged: bool = False
+    """Fold the LoRA into the weights while trajectories are sampled: fewer operations, other rounding than in the
+    updates. Each iteration then checks that the ratio is still 1; in half precision it hardly ever is."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -111,6 +114,9 @@ class CriticConfig:
     decode: Literal["full", "half", "quarter"] = "full"
     """Side of the picture that it is shown: half and quarter average the latent over 2 × 2 or 4 × 4 cells before it is
     decoded, which costs about a quarter or a sixteenth. full: the paper's. Not for the kind latent."""
+    tower: Literal["trained", "frozen"] = "trained"
+    """Whether its vision tower learns, too (paper). frozen: from the start it stays as loaded, each state goes through
+    it once, and FiLM acts on its output alone, not at several depths. The kind latent has none."""
     trajectories: Whole = 64
     """Trajectories of the warm start (Alg. 1); 0: no warm start."""
     epochs: Count = 4
@@ -330,6 +336,11 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
         (
             has_critic and config.critic.trajectories == 1,
             "critic.trajectories is 1; allowed: 0, or 2 and more, since one is held out. Raise critic.trajectories.",
+        ),
+        (
+            config.sampling.merged and config.compile,
+            "sampling.merged is true and compile true; allowed: one of them, since compiled rollouts go through the "
+            "graph of the updates, LoRA and all. Set sampling.merged=false.",
         ),
         (
             policy.step_choice == "variance" and not has_critic,

@@ -30,7 +30,7 @@ from cgru.critic.measures import (
 from cgru.critic.views import ClassCritic, Critic
 from cgru.mdp.trajectory import Conditioning, Trajectory
 
-Views = Shaped[Tensor, "n t c h w"]
+Views = Shaped[Tensor, "n t *state"]
 
 REPORT_BATCH = 256
 """States per forward pass when held-out trajectories are scored."""

@@ -123,6 +123,11 @@ class Learner:
             self.average[name] = new if old is None else old.lerp(new, 1 - decay)
 
 
+def trainable(network: nn.Module) -> list[nn.Parameter]:
+    """What an optimiser is to move: all but what is frozen."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
 def make_learner(problem: Problem, parameters: dict[str, nn.Parameter], critic: nn.Module | None) -> Learner:
     """A learner at its start: AdamW for the policy (DDPO's choice) and for the critic."""
     policy, critic_config = problem.config.policy, problem.config.critic
@@ -136,6 +141,6 @@ def make_learner(problem: Problem, parameters: dict[str, nn.Parameter], critic: 
     if critic is not None:
         learner.critic = critic  # type: ignore[assignment]
         learner.critic_optimiser = torch.optim.AdamW(
-            critic.parameters(), lr=critic_config.online_learning_rate, weight_decay=critic_config.weight_decay
+            trainable(critic), lr=critic_config.online_learning_rate, weight_decay=critic_config.weight_decay
         )
     return learner

@@ -73,8 +73,8 @@ def iterate(problem: Problem, learner: Learner, bank: Bank | None) -> Iteration:
     trajectory = replace(trajectory, advantage=advantage(problem, learner, trajectory))
     record: Record = {"iteration": index, **describe(problem, trajectory, critic_loss)}
     own = trajectory[explored(problem, policy.trajectories - retain) :]
-    if index == 0:
-        record["policy/parity"] = check_parity(problem, own)
+    if index == 0 or problem.config.sampling.merged:  # a fresh LoRA adds nothing, so merging shows only later
+        record["policy/parity"] = check_parity(problem, own if index == 0 else own[:1])
     every = problem.config.diagnostics.every
     if every and index % every == 0:
         record |= measure_variance(problem, learner, own)
@@ -106,7 +106,7 @@ def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Ten
 
 @torch.no_grad()
 def check_parity(problem: Problem, trajectory: Trajectory) -> float:
-    """max |ratio - 1| over all stochastic steps before the first update; too large is an error.
+    """max |ratio - 1| over all stochastic steps before an update; too large is an error.
 
     The log-probs are those kept from the rollout: if they were not what the update computes, every ratio would lie.
     Only of the policy's own trajectories: those that explore were drawn under another prompt, so their ratio is not 1.
@@ -126,11 +126,15 @@ def check_parity(problem: Problem, trajectory: Trajectory) -> float:
     allowed = PARITY if is_exact else clip_range(problem.config.policy.clip, problem.dimensions) / 10
     if not worst <= allowed:
         raise TrainingError(
-            f"before the first update max |ratio - 1| is {worst:.2g}: the rollout's log-probs are not the update's; "
-            f"allowed: {allowed:.2g} in {problem.config.dtype}. Raise policy.clip, or run in fp32."
+            f"before the update max |ratio - 1| is {worst:.2g}: the rollout's log-probs are not the update's; "
+            f"allowed: {allowed:.2g} in {problem.config.dtype}. {_advice(problem)}"
         )
     logger.info("parity: max |ratio - 1| = %.2g over %d pairs (allowed %.2g)", worst, len(everything), allowed)
     return worst
+
+
+def _advice(problem: Problem) -> str:
+    return "Set sampling.merged=false." if problem.config.sampling.merged else "Raise policy.clip, or run in fp32."
 
 
 def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory) -> Record:
