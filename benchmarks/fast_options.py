@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from cgru.evaluation.base import stable_hash
 from cgru.pipeline import unlearn
 from cgru.presets import resolve_config
 from cgru.runs import atomic_write
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="of best and fast: 0, 1, ...")
     parser.add_argument("--option-seeds", type=int, default=1, help="of the other arms")
     parser.add_argument("--iterations", type=int, help="None: the preset's own")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other settings in every arm")
     parser.add_argument("--images", type=int, default=2, help="pictures a prompt of the benchmark")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int, default=1)
@@ -91,16 +93,16 @@ def jobs(options: argparse.Namespace) -> list[Table]:
     others = [arm for arm in options.arms if arm not in first]
     order = [(arm, seed) for seed in range(options.seeds) for arm in first]
     order += [(arm, seed) for seed in range(options.option_seeds) for arm in others]
-    return [job(arm, concept, seed, options.iterations) for arm, seed in order for concept in options.concepts]
+    changes = [*([f"policy.iterations={options.iterations}"] if options.iterations else []), *options.set]
+    return [job(arm, concept, seed, changes) for arm, seed in order for concept in options.concepts]
 
 
-def job(arm: str, concept: str, seed: int, iterations: int | None) -> Table:
-    """One training and its evaluation; its name says how long it is, so that short trials do not pass for it."""
+def job(arm: str, concept: str, seed: int, changes: Sequence[str]) -> Table:
+    """One training and its evaluation; its name says what was changed, so that short trials do not pass for it."""
     preset, settings = ARMS[arm]
-    count = [] if iterations is None else [f"policy.iterations={iterations}"]
-    name = f"{arm}-{concept.lower()}-s{seed}" + ("" if iterations is None else f"-i{iterations}")
-    changes = [*settings, *OURS, *count]
-    return {"name": name, "table": arm, "concept": concept, "seed": seed, "preset": preset, "set": changes}
+    name = f"{arm}-{concept.lower()}-s{seed}" + (f"-{stable_hash(list(changes))[:6]}" if changes else "")
+    everything = [*settings, *OURS, *changes]
+    return {"name": name, "table": arm, "concept": concept, "seed": seed, "preset": preset, "set": everything}
 
 
 def sweep(options: argparse.Namespace) -> None:
@@ -127,7 +129,7 @@ def seconds(arm: str, options: argparse.Namespace) -> Table:
     """Time between iterations of a run, with logging and without checkpoints; the critic's warm start is left out."""
     preset, settings = ARMS[arm]
     changes = [*settings, *OURS, "checkpoint_every=1000", "critic.trajectories=16", "critic.epochs=1"]
-    changes += [f"policy.iterations={options.timed + 2}", f"device={options.device}"]
+    changes += [*options.set, f"policy.iterations={options.timed + 2}", f"device={options.device}"]
     config = resolve_config(options.concepts[0], preset_name=preset, overrides=changes)
     stamps: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -172,9 +174,9 @@ def compared(rows: Sequence[Table], arm: str) -> Table:
     return found
 
 
-def by_cell(rows: Sequence[Table], arm: str) -> dict[tuple[str, int, int], Table]:
-    """(concept, seed, iterations) -> the row of an arm."""
-    return {(row["concept"], row["seed"], row["iterations"]): row for row in rows if row["table"] == arm}
+def by_cell(rows: Sequence[Table], arm: str) -> dict[str, Table]:
+    """Concept, seed and what was changed in every arm, as in the cell's name -> the row of an arm."""
+    return {row["name"].removeprefix(f"{arm}-"): row for row in rows if row["table"] == arm}
 
 
 def share(row: Table, name: str) -> float:
