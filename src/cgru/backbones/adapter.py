@@ -100,6 +100,26 @@ def base_policy(denoiser: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def merged(denoiser: nn.Module) -> Iterator[None]:
+    """The denoiser with its LoRA added into the weights, for a while; then they are the same bits as before.
+
+    Without a LoRA nothing happens. Not for updates: in the merged form its factors have no gradient.
+    """
+    layers = [module for module in denoiser.modules() if isinstance(module, LoraLayer)]
+    kept = [layer.get_base_layer().weight.data for layer in layers]
+    try:
+        with torch.no_grad():
+            for layer in layers:
+                layer.merge(safe_merge=True, adapter_names=[ADAPTER])  # into a tensor of its own
+        yield
+    finally:
+        for layer, weight in zip(layers, kept, strict=True):
+            if layer.merged:
+                layer.unmerge()  # by subtraction, which leaves rounding behind
+            layer.get_base_layer().weight.data = weight
+
+
+@contextmanager
 def weights_swapped(parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Other values in the same LoRA for a while: averaged weights, or those of the best look."""
     own = {name: parameter.data for name, parameter in parameters.items()}

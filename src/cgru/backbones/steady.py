@@ -117,6 +117,7 @@ def compiled_backbone(
     batch: int,
     decode_batch: int,
     guidance: float,
+    shrink: int = 1,
     regional: bool = True,
     backend: Backend = "inductor",
 ) -> Backbone:
@@ -127,6 +128,7 @@ def compiled_backbone(
         batch: samples per call of the denoiser: the micro-batch of the updates.
         decode_batch: latents per call of the decoder.
         guidance: of the run; above 1 it doubles the denoiser's batch.
+        shrink: above 1, latents so many times smaller are decoded, too.
         regional: compile the denoiser's blocks, of which many are alike, and not the whole: much sooner ready.
         backend: as of torch.compile.
     """
@@ -144,7 +146,8 @@ def compiled_backbone(
 
     def decode() -> None:
         with torch.no_grad():
-            steady.decode(x)
+            for times in {1, shrink}:
+                steady.decode(x[..., ::times, ::times])
 
     seconds = compile_network(backbone.denoiser, update, what="the denoiser", regional=regional, backend=backend)
     if seconds is None:  # said so; the decoder would fail alike, and say so again

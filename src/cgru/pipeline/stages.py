@@ -29,6 +29,7 @@ from cgru.backbones.base import Backbone, exact_float32, one_line
 from cgru.backbones.lora import LORA_FILE
 from cgru.backbones.steady import compiled_backbone, no_recompiles, steady_backbone
 from cgru.config import RunConfig
+from cgru.critic.views import SHRINKS
 from cgru.pipeline.critic import CRITIC_STAGE, critic_stage, tower_source
 from cgru.pipeline.observer import POLICY_STAGE, Listener, Observer
 from cgru.pipeline.reward import needs_heads, train_heads
@@ -247,15 +248,16 @@ def settled(setting: Setting) -> Setting:
     In half precision all predictions are of one shape: else rollout and update would round differently.
     """
     problem = setting.problem
-    sizes, guidance, is_exact = problem.sizes, problem.config.sampling.guidance, problem.backbone.dtype == torch.float32
-    if problem.config.compile:
+    config, batch, decode = problem.config, problem.sizes.update, problem.sizes.decode
+    if config.compile:
+        shrink = SHRINKS[config.critic.decode]
         fast: Backbone = compiled_backbone(
-            problem.backbone, batch=sizes.update, decode_batch=sizes.decode, guidance=guidance
+            problem.backbone, batch=batch, decode_batch=decode, guidance=config.sampling.guidance, shrink=shrink
         )
-    elif is_exact:
+    elif problem.backbone.dtype == torch.float32:
         return setting
     else:
-        fast = steady_backbone(problem.backbone, batch=sizes.update, decode_batch=sizes.decode)
+        fast = steady_backbone(problem.backbone, batch=batch, decode_batch=decode)
     return replace(setting, problem=replace(problem, backbone=fast))
 
 
