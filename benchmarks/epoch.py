@@ -1,9 +1,10 @@
 """Time of one epoch of `paper-object` at Stable Diffusion 1.5 size, random weights: `python benchmarks/epoch.py`.
 
-Three loops with the same maths, one after the other in one process: a reference as DDPO implementations write it
-(sampling in fours, one backward pass per timestep on two samples, decoding in fours, eager), ours, and ours compiled.
-All are the library's own functions (benchmarks/loops.py); ours is timed once more as a whole, by `train.iterate`. The
-reference is timed on the first `--reference-steps` of the steps, and what grows with their number is scaled up.
+Loops with the same maths, one after the other in one process: a reference as DDPO implementations write it (sampling
+in fours, one backward pass per timestep on two samples, decoding in fours, eager), ours, ours in the low-memory mode,
+and ours compiled; then, with less maths, the options of the preset `fast`, compiled. All are the library's own
+functions (benchmarks/loops.py); ours is timed once more as a whole, by `train.iterate`. The reference is timed on the
+first `--reference-steps` of the steps, and what grows with their number is scaled up.
 
 TFLOP/s are counted, not estimated: forward passes on the meta device; a policy update counts 2 forward passes (nothing
 but LoRA factors has a weight gradient), a critic update 3. The ceiling is a large matrix product in the same dtype in
@@ -29,7 +30,7 @@ from typing import Any
 
 import torch
 from loops import FINAL, FIT, PARTS, POLICY, REWARD, SAMPLING, STATES, VALUES, Clock, Loop
-from paper_loop import build, settings, shortened
+from paper_loop import build, fast_settings, settings, shortened
 from sd15 import SD15, clip_tflop, forward_tflop, random_clip_b32, random_sd15
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -37,6 +38,8 @@ from torch._dynamo.utils import counters
 from cgru.backbones.base import exact_float32, parse_dtype, pick_device
 from cgru.backbones.sd import StableDiffusion
 from cgru.backbones.steady import OneShape, compiled_backbone, steady_backbone
+from cgru.config import RunConfig
+from cgru.critic.views import SHRINKS
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl.batches import Plan
 from cgru.rl.collect import collect
@@ -44,7 +47,7 @@ from cgru.rl.problem import Learner, Problem, Sizes
 from cgru.rl.train import iterate
 from cgru.rl.update import Update, policy_step
 
-LOOPS = REFERENCE, EAGER, COMPILED = "reference", "ours", "ours compiled"
+LOOPS = REFERENCE, EAGER, LOW, COMPILED, FAST = "reference", "ours", "low memory", "ours compiled", "fast compiled"
 PIECES = {
     "sampling": (SAMPLING,),
     "decoding": (FINAL, STATES),
@@ -125,13 +128,18 @@ def _graphs() -> int:
 
 def reference(options: argparse.Namespace) -> dict[str, Any]:
     """The loop as DDPO implementations write it. Critic and reward batches are ours: DDPO has none to go by."""
-    loop = build(options, Sizes(rollout=4, update=2, decode=4, score=256))
+    loop = build(options, sizes=Sizes(rollout=4, update=2, decode=4, score=256))
     return timed(shortened(loop, min(options.reference_steps, options.steps)), of_steps=options.steps, whole=False)
 
 
 def eager(options: argparse.Namespace) -> dict[str, Any]:
     """Ours as it comes."""
     return timed(steadied(build(options)), of_steps=options.steps, whole=options.whole)
+
+
+def low(options: argparse.Namespace) -> dict[str, Any]:
+    """Ours with `memory=low`, not compiled."""
+    return timed(steadied(build(options, "memory=low")), of_steps=options.steps, whole=False)
 
 
 def steadied(loop: Loop) -> Loop:
@@ -152,6 +160,7 @@ def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
         batch=problem.sizes.update,
         decode_batch=problem.sizes.decode,
         guidance=problem.config.sampling.guidance,
+        shrink=SHRINKS[fast_settings(problem.config).critic.decode] if options.fast else 1,
         regional=options.compile == "blocks",
         backend=options.backend,
     )
@@ -165,7 +174,14 @@ def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
         raise RuntimeError("nothing was compiled; the warning above says why")
     fast = replace(fast, one_graph=not options.inference_graph)
     loop = replace(loop, problem=replace(problem, backbone=fast))
+    if options.fast:
+        report.attempt(FAST, lambda: timed(faster(loop), of_steps=options.steps, whole=options.whole))
     return timed(loop, of_steps=options.steps, whole=options.whole) | facts
+
+
+def faster(loop: Loop) -> Loop:
+    """The loop with the options of the preset `fast`."""
+    return replace(loop, problem=replace(loop.problem, config=fast_settings(loop.problem.config)))
 
 
 # ---- is it the same maths, and does the host wait
@@ -254,20 +270,25 @@ def _syncs(work: Callable[[], object]) -> int:
 
 
 def counted(options: argparse.Namespace) -> dict[str, Any]:
-    """TFLOP of one sample in each network, and of each piece of the epoch."""
-    config, tiny = settings(options), options.tiny
-    one = forward_tflop(random_sd15(pick_device(options.device), parse_dtype(options.dtype), tiny=tiny))
-    clip, n, steps = clip_tflop(random_clip_b32(0, tiny=tiny)), options.trajectories, options.steps
+    """TFLOP of one sample in each network, and of each piece of the epoch, exact and `fast`."""
+    model = random_sd15(pick_device(options.device), parse_dtype(options.dtype), tiny=options.tiny)
+    one = {**forward_tflop(model), "clip": clip_tflop(random_clip_b32(0, tiny=options.tiny))}
+    config = settings(options)
+    return {"of_one": one, "pieces": _pieces(config, one), "pieces_fast": _pieces(fast_settings(config), one)}
+
+
+def _pieces(config: RunConfig, one: dict[str, float]) -> dict[str, float]:
+    n, steps, share = config.policy.trajectories, config.sampling.steps, config.policy.step_fraction
+    looked_at = n * steps * (1.0 if config.policy.step_choice == "each" else share)
     sampled = n * steps * (2 if config.sampling.guidance > 1 else 1) * one["denoiser"]
-    fitted = config.critic.online_updates * min(config.critic.batch, n * steps)
-    pieces = {
+    fitted = config.critic.online_updates * min(config.critic.batch, looked_at)
+    return {
         "sampling": sampled,
-        "decoding": n * (steps + 1) * one["decoder"],
-        "reward": n * clip,
-        "critic": (n * steps + 3 * fitted) * clip,
-        "policy update": 2 * sampled,
+        "decoding": (n + looked_at / SHRINKS[config.critic.decode] ** 2) * one["decoder"],
+        "reward": n * one["clip"],
+        "critic": (looked_at + 3 * fitted) * one["clip"],
+        "policy update": 2 * sampled * share,
     }
-    return {"of_one": {**one, "clip": clip}, "pieces": pieces}
 
 
 def ceiling(options: argparse.Namespace) -> dict[str, Any]:
@@ -300,7 +321,8 @@ def rows(table: dict[str, Any]) -> list[dict[str, Any]]:
 def _row(table: dict[str, Any], name: str, piece: str, parts: tuple[str, ...]) -> dict[str, Any]:
     loop, base = table[name], table.get(REFERENCE)
     seconds = sum(loop["seconds"][part] for part in parts)
-    counts, most = table.get("flops", {}).get("pieces", {}), table.get("ceiling", {}).get("tflops")
+    counts = table.get("flops", {}).get("pieces_fast" if name == FAST else "pieces", {})
+    most = table.get("ceiling", {}).get("tflops")
     tflop = sum(counts.values()) if piece == "epoch" else counts.get(piece)
     speed = tflop / seconds if tflop else None
     return {
@@ -358,6 +380,7 @@ def pieces(options: argparse.Namespace, report: Report) -> dict[str, Callable[[]
         "ceiling": (True, lambda: ceiling(options)),
         "flops": (True, lambda: counted(options)),
         EAGER: (options.eager, lambda: eager(options)),
+        LOW: (options.low, lambda: low(options)),
         REFERENCE: (options.reference, lambda: reference(options)),
         "agreement": (options.agreement, lambda: agreement(options)),
         "waits": (options.agreement, lambda: waits(options)),
@@ -380,6 +403,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--reference", action=switch, default=True, help="time the reference loop")
     found.add_argument("--reference-steps", type=int, default=8, help="steps of it that are timed")
     found.add_argument("--eager", action=switch, default=True, help="time ours without compiling")
+    found.add_argument("--low", action=switch, default=True, help="time the low-memory mode, not compiled")
+    found.add_argument("--fast", action=switch, default=True, help="time the preset fast, if anything is compiled")
     found.add_argument("--agreement", action=switch, default=True, help="compare gradients, count waits for the device")
     found.add_argument("--whole", action=switch, default=True, help="also time train.iterate")
     found.add_argument("--compile", default="none", choices=("none", "blocks", "whole"), help="of the denoiser")

@@ -34,9 +34,16 @@ def settings(options: argparse.Namespace) -> RunConfig:
     return override(preset("paper-object", CONCEPT), [*changes, f"policy.trajectories={options.trajectories}"])
 
 
-def build(options: argparse.Namespace, sizes: Sizes | None = None) -> Loop:
+def fast_settings(config: RunConfig) -> RunConfig:
+    """The same epoch with what the preset `fast` leaves out."""
+    fast = preset("fast", CONCEPT, model=config.model)
+    policy = replace(config.policy, step_fraction=fast.policy.step_fraction, step_choice=fast.policy.step_choice)
+    return replace(config, policy=policy, critic=replace(config.critic, decode=fast.critic.decode))
+
+
+def build(options: argparse.Namespace, *changes: str, sizes: Sizes | None = None) -> Loop:
     """A loop with model, reward, LoRA and critic of its own; None sizes it as a run on this machine is sized."""
-    config, device = settings(options), pick_device(options.device)
+    config, device = override(settings(options), changes), pick_device(options.device)
     model = random_sd15(device, parse_dtype(options.dtype), tiny=options.tiny)
     backbone, chosen = sized(config, model, sizes)
     problem = Problem(
