@@ -16,6 +16,7 @@ import argparse
 import copy
 import gc
 import json
+import logging
 import platform
 import time
 import traceback
@@ -35,7 +36,7 @@ from torch._dynamo.utils import counters
 
 from cgru.backbones.base import exact_float32, parse_dtype, pick_device
 from cgru.backbones.sd import StableDiffusion
-from cgru.backbones.steady import OneShape, compiled_backbone
+from cgru.backbones.steady import OneShape, compiled_backbone, steady_backbone
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl.batches import Plan
 from cgru.rl.collect import collect
@@ -51,6 +52,7 @@ PIECES = {
     "critic": (VALUES, FIT),
     "policy update": (POLICY,),
 }
+AGREEMENT_PAIRS = 32
 GROWING = (SAMPLING, STATES, VALUES, POLICY)
 """Parts whose work is in proportion to the number of steps."""
 
@@ -129,7 +131,16 @@ def reference(options: argparse.Namespace) -> dict[str, Any]:
 
 def eager(options: argparse.Namespace) -> dict[str, Any]:
     """Ours as it comes."""
-    return timed(build(options), of_steps=options.steps, whole=options.whole)
+    return timed(steadied(build(options)), of_steps=options.steps, whole=options.whole)
+
+
+def steadied(loop: Loop) -> Loop:
+    """In half precision with predictions of one shape, as a run has them."""
+    problem, sizes = loop.problem, loop.problem.sizes
+    if problem.backbone.dtype == torch.float32:
+        return loop
+    steady = steady_backbone(problem.backbone, batch=sizes.update, decode_batch=sizes.decode)
+    return replace(loop, problem=replace(problem, backbone=steady))
 
 
 def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
@@ -150,7 +161,7 @@ def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
     report.save()
     if options.only_compile:
         return {}
-    if not isinstance(fast, OneShape):
+    if not (isinstance(fast, OneShape) and fast.one_graph):
         raise RuntimeError("nothing was compiled; the warning above says why")
     fast = replace(fast, one_graph=not options.inference_graph)
     loop = replace(loop, problem=replace(problem, backbone=fast))
@@ -162,20 +173,29 @@ def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
 
 def agreement(options: argparse.Namespace) -> dict[str, Any]:
     """Relative error between policy gradients on the same pairs: ours, the reference's micro-batches, and float32."""
-    loop = shortened(build(options), 4, "policy.trajectories=4", "policy.clip=10", "policy.gradient_norm=1e9")
-    problem = loop.problem
-    batch = collect(problem, 0, forget=4)
-    signs = torch.randint(0, 2, (4, 4), generator=torch.Generator().manual_seed(0)).to(batch.x) * 2 - 1
-    batch, pairs = replace(batch, advantage=signs), Plan(*batch.policy_pairs())
-    small = replace(problem, sizes=replace(problem.sizes, update=2))
-    ours, first = gradient(problem, loop.learner.parameters, batch, pairs)
-    theirs, _ = gradient(small, loop.learner.parameters, batch, pairs)
+    loop, found = build(options), {}
+    for guidance in (loop.problem.config.sampling.guidance, 1.0):
+        free = ("policy.trajectories=2", "policy.clip=10", "policy.gradient_norm=1e9", f"sampling.guidance={guidance}")
+        found[f"guidance {guidance:g}"] = _agreement(shortened(loop, options.steps, *free))
+    return found
+
+
+def _agreement(loop: Loop) -> dict[str, Any]:
+    ours = steadied(loop).problem
+    batch = collect(ours, 0, forget=2)
+    draw = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, batch.log_prob.shape, generator=draw).to(batch.x) * 2 - 1
+    batch, samples, steps = replace(batch, advantage=signs), *batch.policy_pairs()
+    some = torch.randperm(len(samples), generator=draw)[:AGREEMENT_PAIRS]
+    pairs, small = Plan(samples[some], steps[some]), replace(loop.problem, sizes=replace(ours.sizes, update=2))
+    fast, first = gradient(ours, loop.learner.parameters, batch, pairs)
+    usual, _ = gradient(small, loop.learner.parameters, batch, pairs)
     exact, _ = gradient(*in_float32(small), batch, pairs)
     return {
         "pairs": len(pairs),
-        "ours_to_reference": _relative(ours, theirs),
-        "ours_to_fp32": _relative(ours, exact),
-        "reference_to_fp32": _relative(theirs, exact),
+        "ours_to_reference": _relative(fast, usual),
+        "ours_to_fp32": _relative(fast, exact),
+        "reference_to_fp32": _relative(usual, exact),
         "gradient_norm_fp32": float(exact.norm()),
         **first_ratio(first),
     }
@@ -207,7 +227,7 @@ def waits(options: argparse.Namespace) -> dict[str, Any]:
     """How often the host waits for the device: numbers that do not grow are not in the loop."""
     if pick_device(options.device).type != "cuda":
         return {}
-    loop, found = build(options), {}
+    loop, found = steadied(build(options)), {}
     for steps in (2, 4):
         short = shortened(loop, steps)
         problem, n = short.problem, short.problem.config.policy.trajectories
@@ -374,6 +394,8 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Measure piece by piece, print the table."""
     options = parser().parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("cgru").setLevel(logging.INFO)
     torch.backends.cudnn.benchmark = options.cudnn_benchmark
     report = Report(options.out)
     report.table["facts"] = facts(options)

@@ -20,6 +20,7 @@ from cgru.mdp.trajectory import Trajectory
 from cgru.rewards.base import Reward
 from cgru.rl.advantage import critic_advantage
 from cgru.rl.batches import Plan, plans
+from cgru.rl.choice import chosen
 from cgru.rl.collect import collect, scored, valued, viewed
 from cgru.rl.problem import Learner, Problem
 from cgru.rl.update import Update, policy_step
@@ -119,7 +120,7 @@ class Loop:
         with clock.part(SAMPLING):
             trajectory = collect(problem, index, forget=problem.config.policy.trajectories)
         with clock.part(FINAL):
-            trajectory = scored(problem, trajectory)
+            trajectory = chosen(problem, self.learner, scored(problem, trajectory))
         with clock.part(STATES):
             views = viewed(problem, critic, trajectory)
         with clock.part(VALUES):
@@ -142,7 +143,7 @@ class Loop:
             learner.critic_optimiser,
             views,
             trajectory.reward,
-            trajectory.time,
+            trajectory.time[trajectory.learned],
             trajectory.cond,
             updates=config.online_updates,
             batch=config.batch,
@@ -152,7 +153,7 @@ class Loop:
     def plans(self, batch: Trajectory, index: int) -> list[Plan]:
         """The same pairs for every loop, in its order."""
         updates, generator = self.problem.config.policy.updates, self.problem.generator("plans", index)
-        found = plans(len(batch), batch.stochastic, updates=updates, generator=generator)
+        found = plans(len(batch), batch.trained, updates=updates, generator=generator)
         return [_by_timestep(plan) for plan in found] if self.by_timestep else found
 
     def step(self, batch: Trajectory, plan: Plan) -> Update:

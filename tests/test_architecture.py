@@ -37,6 +37,7 @@ TIERS = {
     "cgru.rewards": 2,
     "cgru.critic": 3,
     "cgru.critic.film": 2,
+    "cgru.critic.frozen": 2,
     "cgru.critic.latent": 2,
     "cgru.critic.tower": 2,
     "cgru.critic.views": 2,

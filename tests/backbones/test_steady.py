@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 
 from cgru.backbones.adapter import attach
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
-from cgru.backbones.steady import OneShape, compiled_backbone, no_recompiles
+from cgru.backbones.steady import OneShape, compiled_backbone, no_recompiles, steady_backbone
 from cgru.mdp.rollout import rescore, rollout
 
 PROMPTS = ["a dog", "trees", "two cats", "a red house", "the sea"]
@@ -67,6 +67,19 @@ def test_the_same_gradient(tiny: StableDiffusion, n: int) -> None:
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
+def test_in_bf16_the_ratio_after_collection_is_exactly_one_in_any_order(sd_folder: Path) -> None:
+    """Scored again in another order and other company; on a CPU mostly a matter of course, see benchmarks/epoch.py."""
+    model = load_stable_diffusion(sd_folder, device="cpu", dtype="bf16")
+    attach(model.denoiser, rank=2, alpha=2.0, targets="attention", seed=3)
+    steady = steady_backbone(model, batch=2, decode_batch=2)
+    kernel, cond = model.kernel(3, eta=1.0), model.encode_text(PROMPTS[:3])
+    trajectory = rollout(steady, cond, [1, 2, 3], kernel=kernel, guidance=3.0)
+    samples, steps = trajectory.policy_pairs()
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
+    pairs = trajectory.steps(samples[order], steps[order])
+    assert torch.equal(rescore(steady, pairs, kernel=kernel, guidance=3.0).detach(), pairs.log_prob)
+
+
 def test_rollouts_run_the_updates_graph_and_keep_nothing_of_it(tiny: StableDiffusion) -> None:
     modes: list[bool] = []
     tiny.denoiser.register_forward_pre_hook(lambda module, args: modes.append(torch.is_grad_enabled()))
@@ -81,11 +94,9 @@ def test_rollouts_run_the_updates_graph_and_keep_nothing_of_it(tiny: StableDiffu
 def test_what_cannot_be_compiled_stays_as_it_was(tiny: StableDiffusion, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = compiled_backbone(tiny, batch=2, decode_batch=2, guidance=3.0, backend="nonsense")
-    assert found is tiny
-    assert [record.message.rpartition("; ")[2] for record in caplog.records] == [
-        "the denoiser runs as it is, slower",
-        "the decoder runs as it is, slower",
-    ]
+    assert isinstance(found, OneShape) and not found.one_graph
+    # One notice: the decoder is not tried.
+    assert [record.message.rpartition("; ")[2] for record in caplog.records] == ["the denoiser runs as it is, slower"]
     assert float(gradient(tiny, 2).norm()) > 1e-2
 
 

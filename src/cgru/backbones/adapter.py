@@ -1,8 +1,8 @@
 """The trainable LoRA on a denoiser: what a policy learns. Put on with diffusers and peft, saved as diffusers saves it.
 
 `rank` and `alpha` go into the file's metadata, so `pipe.load_lora_weights(folder)` scales it as we do. The factors are
-float32 whatever the network's dtype: an optimiser step of 3e-4 is below bf16's resolution. B starts at zero, so the
-policy starts as the base model.
+float32 whatever the network's dtype: an optimiser step of 3e-4 is below bf16's resolution. Their products are in the
+network's dtype: in float32 they would cost a fifth of a rollout. B starts at zero, so the policy starts as the base.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline
 from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cgru.backbones.lora import LORA_FILE, PREFIX
 
@@ -53,7 +55,30 @@ def attach(denoiser: nn.Module, *, rank: int, alpha: float, targets: str, seed: 
     for parameter in parameters.values():
         parameter.data = parameter.data.float()
         parameter.requires_grad_(True)
+    if network.dtype != torch.float32:
+        _multiply_in_network_dtype(denoiser)
     return parameters
+
+
+class FineLinear(nn.Linear):
+    """A linear layer whose weight is finer than its work: kept and updated in float32, multiplied in x's precision."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return x Wᵀ; the gradient comes back through the cast and adds up in float32."""
+        return functional.linear(input, self.weight.to(input.dtype))
+
+
+def _multiply_in_network_dtype(denoiser: nn.Module) -> None:
+    # Only pairs of linear layers; a LoRA on a convolution stays as peft has it.
+    for layer in denoiser.modules():
+        if not isinstance(layer, LoraLayer) or not isinstance(layer.lora_A[ADAPTER], nn.Linear):
+            continue
+        layer.cast_input_dtype_enabled = False  # peft would make x float32 to suit the weight
+        for factors in (layer.lora_A, layer.lora_B):
+            coarse = factors[ADAPTER]
+            fine = FineLinear(coarse.in_features, coarse.out_features, bias=False, device="meta")
+            fine.weight = coarse.weight
+            factors[ADAPTER] = fine
 
 
 def detach(denoiser: nn.Module) -> None:
@@ -72,6 +97,26 @@ def base_policy(denoiser: nn.Module) -> Iterator[None]:
         yield
     finally:
         network.enable_adapters()
+
+
+@contextmanager
+def merged(denoiser: nn.Module) -> Iterator[None]:
+    """The denoiser with its LoRA added into the weights, for a while; then they are the same bits as before.
+
+    Without a LoRA nothing happens. Not for updates: in the merged form its factors have no gradient.
+    """
+    layers = [module for module in denoiser.modules() if isinstance(module, LoraLayer)]
+    kept = [layer.get_base_layer().weight.data for layer in layers]
+    try:
+        with torch.no_grad():
+            for layer in layers:
+                layer.merge(safe_merge=True, adapter_names=[ADAPTER])  # into a tensor of its own
+        yield
+    finally:
+        for layer, weight in zip(layers, kept, strict=True):
+            if layer.merged:
+                layer.unmerge()  # by subtraction, which leaves rounding behind
+            layer.get_base_layer().weight.data = weight
 
 
 @contextmanager

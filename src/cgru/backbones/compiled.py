@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
-from torch import nn
+from torch import Tensor, nn
 
 from cgru.backbones.base import Backbone, one_line
 
 logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Any]
-BLOCKS = (Transformer2DModel, ResnetBlock2D)
-"""What a UNet is made of, again and again: nearly all of its arithmetic."""
+LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 8}
+"""Blocks that are compiled: nearly all of a UNet's work. Each shape costs seconds of compilation; where its map is
+so many times smaller than the largest, a block moves few bytes, and fusing its kernels would not pay for that."""
 GRAPHS = 256
 """Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
 
@@ -48,7 +49,7 @@ def compile_network(
     """As `compile_denoiser`, for any network; `what` names it in the warning, `regional` compiles its blocks alone."""
     begun = time.perf_counter()
     whole: Any = network  # torch's types leave memory_format out
-    parts = [part for part in network.modules() if isinstance(part, BLOCKS)] if regional else [network]
+    parts = _regions(network, probe) if regional else [network]
     whole.to(memory_format=torch.channels_last)
     try:
         for part in parts:
@@ -62,3 +63,19 @@ def compile_network(
             part.compile(disable=True)
         return None
     return time.perf_counter() - begun
+
+
+def _regions(network: nn.Module, probe: Callable[[], object]) -> list[nn.Module]:
+    """The blocks worth a graph; a call of `probe` shows the sizes of their maps."""
+    areas: dict[nn.Module, int] = {}
+
+    def look(block: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        areas[block] = inputs[0].shape[-2:].numel()
+
+    blocks = {part: LEAST_MAP[type(part)] for part in network.modules() if type(part) in LEAST_MAP}
+    hooks = [block.register_forward_hook(look) for block in blocks]
+    probe()
+    for hook in hooks:
+        hook.remove()
+    largest = max(areas.values(), default=0)
+    return [block for block, share in blocks.items() if areas.get(block, 0) * share >= largest]

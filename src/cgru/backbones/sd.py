@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
 from torch import Tensor, nn
-from torch.func import functional_call
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from cgru.backbones.base import guided, parse_dtype, pick_device
@@ -152,17 +151,8 @@ class StableDiffusion:
         return tokens
 
     def _denoise(self, x: Tensor, time: Tensor, embeddings: Tensor) -> Tensor:
-        inputs, options = (x.to(self.dtype), time, embeddings.to(self.dtype)), {"return_dict": False}
-        if finer := self._finer_weights():
-            output: Tensor = functional_call(self.denoiser, finer, inputs, options, tie_weights=False)[0]
-            return output
-        output = self.denoiser(*inputs, **options)[0]
+        output: Tensor = self.denoiser(x.to(self.dtype), time, embeddings.to(self.dtype), return_dict=False)[0]
         return output
-
-    def _finer_weights(self) -> dict[str, Tensor]:
-        # A LoRA is kept in float32 for its optimiser; beside a bf16 network, products in float32 would cost a fifth of
-        # a rollout. The gradient comes back through the cast and adds up in float32.
-        return {name: p.to(self.dtype) for name, p in self.denoiser.named_parameters() if p.dtype != self.dtype}
 
     def _decode(self, x: Tensor) -> Tensor:
         z = (x / self.vae.config.scaling_factor).to(self.dtype)

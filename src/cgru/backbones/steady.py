@@ -1,9 +1,10 @@
-"""A backbone whose networks see one shape and one graph only: what a compiled policy needs.
+"""A backbone whose networks see one shape and one graph only: what a policy in bf16 needs, and a compiled one.
 
-A compiled network is a set of graphs, one for each shape of its input, and one with and one without gradients. Each
-costs a compilation, and each rounds in its own way, so that in bf16 the ratio right after collection would not be 1.
-Here every call is cut into parts of one size, the last one filled up, and rollouts go through the graph of the updates
-(what that keeps for a backward pass is dropped at once): the same kernels on the same shapes.
+How a network rounds depends on the shape of its input, in bf16 by enough that the ratio right after collection would
+not be 1. A compiled network is moreover a set of graphs, one for each shape, and one with and one without gradients;
+each costs a compilation and rounds in its own way. So every call is cut into parts of one size, the last one filled
+up, and compiled rollouts go through the graph of the updates (what that keeps for a backward pass is dropped at once):
+the same kernels on the same shapes. What still depends on a sample's place in its part, `placeless` takes away.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from cgru.backbones.base import Backbone
 from cgru.backbones.compiled import Backend, compile_network
+from cgru.backbones.placeless import make_placeless
 from cgru.mdp.kernel import ReverseKernel
 from cgru.mdp.trajectory import Conditioning
 
@@ -33,8 +35,8 @@ class OneShape:
     """Samples per call of the denoiser; guidance doubles them."""
     decode_batch: int
     """Latents per call of the decoder."""
-    one_graph: bool = True
-    """Predict as if for an update also where no gradient is asked for; False saves memory and costs a second graph."""
+    one_graph: bool = False
+    """Predict as if for an update also where no gradient is asked for: one graph of a compiled network serves both."""
 
     @property
     def name(self) -> str:
@@ -71,12 +73,14 @@ class OneShape:
         return self.inner.encode_text(prompts)
 
     def predict(self, x: Tensor, time: Tensor, cond: Conditioning, *, guidance: float) -> Tensor:
-        """Return the denoiser's output at x (n, c, h, w) and time (n,), guidance applied, float32; differentiable."""
+        """Return the denoiser's output, guidance applied, float32; differentiable in the denoiser's weights."""
         is_wanted, found = torch.is_grad_enabled(), []
         for some in _parts(len(x), self.batch):
             states, times = (_filled(rows[some], self.batch) for rows in (x, time))
             texts = _filled_text(cond[some], self.batch)
             with torch.set_grad_enabled(is_wanted or self.one_graph):
+                # Blocks before the first LoRA have a gradient, too: one more graph would cost more than their backward.
+                states = states.detach().requires_grad_() if self.one_graph else states
                 part = self.inner.predict(states, times, texts, guidance=guidance)
             found.append((part if is_wanted else part.detach())[: len(x[some])])
         return torch.cat(found) if len(found) > 1 else found[0]
@@ -95,12 +99,25 @@ class OneShape:
         return self.inner.encode(images, batch_size=batch_size)
 
 
+def steady_backbone(backbone: Backbone, *, batch: int, decode_batch: int) -> OneShape:
+    """The backbone with predictions whose bits depend on neither the number of samples in a call nor their order.
+
+    Args:
+        backbone: its denoiser's convolutions are replaced in place (`placeless`).
+        batch: samples per call of the denoiser: the micro-batch of the updates.
+        decode_batch: latents per call of the decoder.
+    """
+    make_placeless(backbone.denoiser)
+    return OneShape(backbone, batch, decode_batch)
+
+
 def compiled_backbone(
     backbone: Backbone,
     *,
     batch: int,
     decode_batch: int,
     guidance: float,
+    shrink: int = 1,
     regional: bool = True,
     backend: Backend = "inductor",
 ) -> Backbone:
@@ -111,10 +128,12 @@ def compiled_backbone(
         batch: samples per call of the denoiser: the micro-batch of the updates.
         decode_batch: latents per call of the decoder.
         guidance: of the run; above 1 it doubles the denoiser's batch.
+        shrink: above 1, latents so many times smaller are decoded, too.
         regional: compile the denoiser's blocks, of which many are alike, and not the whole: much sooner ready.
         backend: as of torch.compile.
     """
-    steady = OneShape(backbone, batch, decode_batch)
+    plain = steady_backbone(backbone, batch=batch, decode_batch=decode_batch)
+    steady = replace(plain, one_graph=True)
     x = torch.zeros((1, *backbone.latent_shape), device=backbone.device)
     time, cond = torch.zeros(1, device=backbone.device, dtype=torch.long), backbone.encode_text([""])
 
@@ -127,15 +146,15 @@ def compiled_backbone(
 
     def decode() -> None:
         with torch.no_grad():
-            steady.decode(x)
+            for times in {1, shrink}:
+                steady.decode(x[..., ::times, ::times])
 
-    seconds = [
-        compile_network(backbone.denoiser, update, what="the denoiser", regional=regional, backend=backend),
-        compile_network(backbone.decoder, decode, what="the decoder", regional=False, backend=backend),
-    ]
-    words = ["not" if taken is None else f"in {taken:.0f} s" for taken in seconds]
-    logger.info("compiled the denoiser: %s; the decoder: %s", *words)
-    return steady if any(taken is not None for taken in seconds) else backbone
+    seconds = compile_network(backbone.denoiser, update, what="the denoiser", regional=regional, backend=backend)
+    if seconds is None:  # said so; the decoder would fail alike, and say so again
+        return plain
+    more = compile_network(backbone.decoder, decode, what="the decoder", backend=backend)
+    logger.info("compiled the denoiser in %.0f s, the decoder %s", seconds, f"in {more:.0f} s" if more else "not")
+    return steady
 
 
 @contextmanager

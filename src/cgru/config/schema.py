@@ -40,6 +40,9 @@ class SamplingConfig:
     explore: Decay = 0.0
     """Share, 0 to under 1, of the forget trajectories that are sampled for a retain prompt and relabelled with their
     forget prompt: behaviour that noise around a sure policy never finds. 0 (paper): none."""
+    merged: bool = False
+    """Fold the LoRA into the weights while trajectories are sampled: fewer operations, other rounding than in the
+    updates. Each iteration then checks that the ratio is still 1; in half precision it hardly ever is."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -108,6 +111,12 @@ class CriticConfig:
     """A number, or class probabilities turned into V = scale·(1 - p_target), which serve any concept."""
     view: Literal["noisy", "clean"] = "noisy"
     """The decoded x_t (paper) or the decoded x̂0 that the rollout's prediction implies."""
+    decode: Literal["full", "half", "quarter"] = "full"
+    """Side of the picture that it is shown: half and quarter average the latent over 2 × 2 or 4 × 4 cells before it is
+    decoded, which costs about a quarter or a sixteenth. full: the paper's. Not for the kind latent."""
+    tower: Literal["trained", "frozen"] = "trained"
+    """Whether its vision tower learns, too (paper). frozen: from the start it stays as loaded, each state goes through
+    it once, and FiLM acts on its output alone, not at several depths. The kind latent has none."""
     trajectories: Whole = 64
     """Trajectories of the warm start (Alg. 1); 0: no warm start."""
     epochs: Count = 4
@@ -165,7 +174,11 @@ class PolicyConfig:
     passes: Count = 1
     """How often the collected batch is gone through."""
     step_fraction: PositiveShare = 1.0
-    """Share of each trajectory's steps used in updates, drawn per trajectory."""
+    """Share of the steps with noise that are used in updates; at least one step. Which: step_choice."""
+    step_choice: Literal["each", "shared", "variance"] = "each"
+    """How that share is drawn. each: for every trajectory on its own, the critic looking at all states. shared: once an
+    iteration for all, and only these states are decoded, valued and fitted to. variance: the same, with steps the
+    likelier the larger r - V was; a heuristic, its updates are not weighted by 1 / p."""
     step_weights: Literal["equal", "balanced"] = "equal"
     """How much each denoising step counts: equal (the paper), or balanced, by 1 / its log-prob's sensitivity, so that
     the last steps, whose noise is smallest, do not drown the others."""
@@ -326,6 +339,21 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
         (
             has_critic and config.critic.trajectories == 1,
             "critic.trajectories is 1; allowed: 0, or 2 and more, since one is held out. Raise critic.trajectories.",
+        ),
+        (
+            config.sampling.merged and config.compile,
+            "sampling.merged is true and compile true; allowed: one of them, since compiled rollouts go through the "
+            "graph of the updates, LoRA and all. Set sampling.merged=false.",
+        ),
+        (
+            policy.step_choice == "variance" and not has_critic,
+            "policy.step_choice is 'variance' and critic.kind 'none'; allowed without a critic: each, shared. Choose "
+            "one of these, or a critic.",
+        ),
+        (
+            policy.step_choice != "each" and policy.window > 0,
+            f"policy.step_choice is {policy.step_choice!r} and policy.window {policy.window}; allowed with a window: "
+            "each, since batches of other iterations have other steps. Set policy.step_choice=each.",
         ),
         (
             policy.updates > policy.trajectories,

@@ -9,7 +9,7 @@ ablation. No layer here behaves differently in training, so train/eval mode does
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -174,17 +174,31 @@ class FilmCritic(nn.Module):
 
     def features(self, view: Pictures, time: Int[Tensor, " k"], cond: Conditioning) -> Float[Tensor, "k width"]:
         """Return the tower's pooled output; its own modules are run one by one, with FiLM between them."""
-        modulation = self._modulation(time.to(self.mean.device), cond)
+        hidden = self.hidden(view, self._modulation(time, cond))
+        pooled: Tensor = self.tower.post_layernorm(hidden[:, 0])
+        return pooled
+
+    def hidden(self, view: Pictures, modulation: Mapping[int, Tensor]) -> Float[Tensor, "k tokens width"]:
+        """Return every token after the last layer; `modulation` is (γ, β) for each depth that has one."""
         hidden = self.tower.pre_layrnorm(self.tower.embeddings(self._pixels(view)))
         hidden = _modulated(hidden, modulation.get(0))
         for depth, layer in enumerate(self.tower.encoder.layers, start=1):
             hidden = _modulated(layer(hidden, None), modulation.get(depth))  # None: no attention mask
-        pooled: Tensor = self.tower.post_layernorm(hidden[:, 0])
+        return hidden
+
+    def modulated_features(
+        self, token: Float[Tensor, "k width"], time: Int[Tensor, " k"], cond: Conditioning
+    ) -> Float[Tensor, "k width"]:
+        """Return the pooled output given the head's token after the last layer, where FiLM acts at that depth alone."""
+        modulation = self._modulation(time, cond).get(len(self.tower.encoder.layers))
+        pooled: Tensor = self.tower.post_layernorm(_modulated(token[:, None], modulation)[:, 0])
         return pooled
 
     def _modulation(self, time: Tensor, cond: Conditioning) -> dict[int, Tensor]:
         # depth -> (2, k, 1, width)
-        return {} if self.film is None else dict(zip(self.depths, self.film(time, cond), strict=True))
+        if self.film is None:
+            return {}
+        return dict(zip(self.depths, self.film(time.to(self.mean.device), cond), strict=True))
 
     def _pixels(self, view: Tensor) -> Tensor:
         moved = view.to(self.mean.device)

@@ -106,6 +106,8 @@ class Trajectory:
     reward: Float[Tensor, " n"] | None = None
     value: Float[Tensor, "n t"] | None = None
     advantage: Float[Tensor, "n t"] | None = None
+    chosen: tuple[int, ...] | None = None
+    """Steps that this batch is learned from, rising; value and advantage are NaN at the others. None: all."""
 
     def __post_init__(self) -> None:
         """Check that there is one more state than there are steps, and one prompt for each run."""
@@ -137,6 +139,18 @@ class Trajectory:
         return self.log_prob.shape[1]
 
     @property
+    def learned(self) -> list[int]:
+        """Ids of the steps that are learned from, rising; what critics look at."""
+        return list(range(self.horizon) if self.chosen is None else self.chosen)
+
+    @property
+    def trained(self) -> Bool[Tensor, " t"]:
+        """Which steps belong in a policy loss: those learned from that have noise, since others have no density."""
+        is_learned = torch.zeros_like(self.stochastic)
+        is_learned[self.learned] = True
+        return self.stochastic & is_learned
+
+    @property
     def final(self) -> Float[Tensor, "n c h w"]:
         """The clean latents x_0."""
         return self.x[:, -1]
@@ -163,7 +177,7 @@ class Trajectory:
 
         Deterministic steps are left out: they have no density, so no ratio.
         """
-        steps = self.stochastic.nonzero().flatten().cpu()
+        steps = self.trained.nonzero().flatten().cpu()
         samples = torch.arange(len(self))
         return samples.repeat_interleave(len(steps)), steps.repeat(len(samples))
 
@@ -178,6 +192,7 @@ class Trajectory:
         same = all(p.guidance == first.guidance and torch.equal(p.time, first.time) for p in parts)
         same = same and all(torch.equal(p.stochastic, first.stochastic) for p in parts)
         assert same, "trajectories of different samplers (guidance, times or noise) cannot be joined"
+        assert all(p.chosen == first.chosen for p in parts), "trajectories learned from at other steps cannot be joined"
         return replace(
             first,
             x=torch.cat([p.x for p in parts]),

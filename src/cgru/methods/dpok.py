@@ -34,6 +34,7 @@ def apply(config: RunConfig) -> RunConfig:
         updates=min(UPDATES, config.policy.trajectories),
         passes=1,
         step_fraction=STEP_FRACTION,
+        step_choice="each",  # code: transitions are drawn one by one
         reward_weight=100 / config.reward.scale,  # code: 100 for rewards of about 1, so 10 for ours of 0..10
     )
     retention = replace(

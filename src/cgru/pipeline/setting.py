@@ -17,6 +17,7 @@ from cgru.backbones import load_model
 from cgru.backbones.adapter import check_targets
 from cgru.backbones.base import Backbone
 from cgru.config import RunConfig
+from cgru.critic.views import check_shrink
 from cgru.evaluation.canvas import TEMPLATE
 from cgru.evaluation.hazard import explicit_prompts
 from cgru.evaluation.wordings import paraphrases
@@ -63,6 +64,7 @@ def load_parts(config: RunConfig, *, sizes: Sizes | None = None) -> Parts:
     concept, prompts = resolve_prompts(config)
     backbone = load_model(config.model, device=config.device, dtype=config.dtype)
     check_targets(backbone.denoiser, config.policy.targets)
+    check_shrink(config.critic.decode, backbone.latent_shape)
     detector = build_detector(config, concept, prompts, backbone.device)
     backbone, found = sized(config, backbone, sizes)
     return Parts(config, concept, prompts, backbone, found, detector)

@@ -25,10 +25,11 @@ from torch import nn
 
 from cgru import processes
 from cgru.backbones.adapter import attach, save_adapter, weights_swapped
-from cgru.backbones.base import exact_float32, one_line
+from cgru.backbones.base import Backbone, exact_float32, one_line
 from cgru.backbones.lora import LORA_FILE
-from cgru.backbones.steady import compiled_backbone, no_recompiles
+from cgru.backbones.steady import compiled_backbone, no_recompiles, steady_backbone
 from cgru.config import RunConfig
+from cgru.critic.views import SHRINKS
 from cgru.pipeline.critic import CRITIC_STAGE, critic_stage, tower_source
 from cgru.pipeline.observer import POLICY_STAGE, Listener, Observer
 from cgru.pipeline.reward import needs_heads, train_heads
@@ -131,10 +132,10 @@ def _stages(
     processes.from_main(lambda: run.annotate(**trainers(setting)))
     if until == CRITIC_STAGE:
         return
-    # The bank holds what the base policy does, so it is made before there is a LoRA, also on resume.
-    bank = make_bank(setting.problem)
     learner = _learner(setting.problem, critic)
-    fast = compiled(setting)
+    fast = settled(setting)
+    # The bank holds what the base policy does: a fresh LoRA adds zero. So it is made before anything is restored.
+    bank = make_bank(fast.problem)
     observer = Observer(fast, learner, run, listeners)
     _restore(run, fast.problem, learner, observer)
     if learner.iteration == 0 and run.config.samples_every:
@@ -241,13 +242,22 @@ def _learner(problem: Problem, critic: nn.Module | None) -> Learner:
     return make_learner(problem, parameters, critic)
 
 
-def compiled(setting: Setting) -> Setting:
-    """The setting with its model's networks compiled, if the config asks for it; call it with the LoRA on."""
+def settled(setting: Setting) -> Setting:
+    """The setting as its policy is trained, compiled if the config asks for it; call it with the LoRA on.
+
+    In half precision all predictions are of one shape: else rollout and update would round differently.
+    """
     problem = setting.problem
-    if not problem.config.compile:
+    config, batch, decode = problem.config, problem.sizes.update, problem.sizes.decode
+    if config.compile:
+        shrink = SHRINKS[config.critic.decode]
+        fast: Backbone = compiled_backbone(
+            problem.backbone, batch=batch, decode_batch=decode, guidance=config.sampling.guidance, shrink=shrink
+        )
+    elif problem.backbone.dtype == torch.float32:
         return setting
-    sizes, guidance = problem.sizes, problem.config.sampling.guidance
-    fast = compiled_backbone(problem.backbone, batch=sizes.update, decode_batch=sizes.decode, guidance=guidance)
+    else:
+        fast = steady_backbone(problem.backbone, batch=batch, decode_batch=decode)
     return replace(setting, problem=replace(problem, backbone=fast))
 
 

@@ -35,6 +35,7 @@ def to_files(learner: Learner, extra: Mapping[str, Any]) -> dict[str, bytes]:
         "iteration": learner.iteration,
         "updates": learner.updates,
         "statistics": learner.statistics.state_dict(),
+        "step_errors": list(learner.step_errors.items()),
         "extra": dict(extra),
     }
     files = {POLICY: _tensors(weights), STATE: json.dumps(state).encode()}
@@ -60,6 +61,7 @@ def from_files(problem: Problem, learner: Learner, folder: Path) -> dict[str, An
     state = json.loads((folder / STATE).read_text())
     learner.iteration, learner.updates = state["iteration"], state["updates"]
     learner.statistics.load_state_dict(state["statistics"])
+    learner.step_errors = dict(state.get("step_errors", []))  # none in older runs
     if (folder / WINDOW).is_file():
         learner.window = _read_window(problem, folder / WINDOW)
     extra: dict[str, Any] = state["extra"]

@@ -107,6 +107,8 @@ class Learner:
     best: dict[str, Tensor] = field(default_factory=dict)
     """LoRA weights of the best look of the outside detector, empty before the first."""
     statistics: PromptStatistics = field(default_factory=lambda: PromptStatistics(PROMPT_BUFFER, PROMPT_MINIMUM))
+    step_errors: dict[int, float] = field(default_factory=dict)
+    """Step -> mean squared r - V the last time it was looked at; kept for step_choice `variance` alone."""
     window: list[Trajectory] = field(default_factory=list)
     """Newest trajectories of earlier iterations (DPOK); empty without a window."""
     iteration: int = 0
@@ -128,6 +130,11 @@ class Learner:
             self.average[name] = new if old is None else old.lerp(new, 1 - decay)
 
 
+def trainable(network: nn.Module) -> list[nn.Parameter]:
+    """What an optimiser is to move: all but what is frozen."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
 def make_learner(problem: Problem, parameters: dict[str, nn.Parameter], critic: nn.Module | None) -> Learner:
     """A learner at its start: AdamW for the policy (DDPO's choice) and for the critic."""
     policy, critic_config = problem.config.policy, problem.config.critic
@@ -141,6 +148,6 @@ def make_learner(problem: Problem, parameters: dict[str, nn.Parameter], critic: 
     if critic is not None:
         learner.critic = critic  # type: ignore[assignment]
         learner.critic_optimiser = torch.optim.AdamW(
-            critic.parameters(), lr=critic_config.online_learning_rate, weight_decay=critic_config.weight_decay
+            trainable(critic), lr=critic_config.online_learning_rate, weight_decay=critic_config.weight_decay
         )
     return learner

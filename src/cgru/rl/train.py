@@ -20,6 +20,7 @@ from cgru.mdp.rollout import rescore
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl import advantage as advantages
 from cgru.rl.batches import Plan, micro_batches, plans
+from cgru.rl.choice import chosen, remember
 from cgru.rl.collect import collect, explored, scored, valued, viewed
 from cgru.rl.diagnostics import gradient_variance, per_trajectory_gradients, ratio_statistics
 from cgru.rl.objective import clip_range
@@ -81,18 +82,22 @@ def _iterate(room: Room, learner: Learner, bank: Bank | None) -> Iteration:
     forget = policy.trajectories - retain
     trajectory = room.attempt("rollouts", lambda fitting: collect(fitting, index, forget=forget, retain=retain))
     trajectory = room.attempt("rewards", lambda fitting: scored(fitting, trajectory))
+    trajectory = chosen(problem, learner, trajectory)
     # V(x_t, c, t) BEFORE the critic moves, then its online updates
     critic_loss = None
     if (critic := learner.critic) is not None:
         views = room.attempt("decoding", lambda fitting: viewed(fitting, critic, trajectory))
         trajectory = room.attempt("values", lambda fitting: valued(fitting, critic, views, trajectory))
         critic_loss = _regress(problem, learner, views, trajectory)
+    if policy.step_choice == "variance":
+        remember(learner, trajectory)
     # A_t = r - V(x_t, c, t), or another advantage
     trajectory = replace(trajectory, advantage=advantage(problem, learner, trajectory))
     record: Record = {"iteration": index, **describe(problem, trajectory, critic_loss)}
     own = trajectory[explored(problem, forget) :]
-    if index == 0:
-        record["policy/parity"] = room.attempt("the parity check", lambda fitting: check_parity(fitting, own))
+    if index == 0 or problem.config.sampling.merged:  # a fresh LoRA adds nothing, so merging shows only later
+        looked_at = own if index == 0 else own[:1]
+        record["policy/parity"] = room.attempt("the parity check", lambda fitting: check_parity(fitting, looked_at))
     every = problem.config.diagnostics.every
     if every and index % every == 0:
         record |= room.attempt("diagnostics", lambda fitting: measure_variance(fitting, learner, own))
@@ -112,7 +117,7 @@ def _update(room: Room, learner: Learner, batch: Trajectory, plan: Plan, bank: B
 
 
 def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Tensor:
-    """The advantage that the config names, (n, t)."""
+    """The advantage that the config names, (n, t); with a critic NaN at steps that are not learned from."""
     policy = problem.config.policy
     if policy.advantage == "batch":
         return advantages.batch_advantage(trajectory, policy.advantage_clamp)
@@ -130,7 +135,7 @@ def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Ten
 
 @torch.no_grad()
 def check_parity(problem: Problem, trajectory: Trajectory) -> float:
-    """max |ratio - 1| over all stochastic steps before the first update; too large is an error.
+    """max |ratio - 1| over all stochastic steps before an update; too large is an error.
 
     The log-probs are those kept from the rollout: if they were not what the update computes, every ratio would lie.
     Only of the policy's own trajectories: those that explore were drawn under another prompt, so their ratio is not 1.
@@ -150,11 +155,15 @@ def check_parity(problem: Problem, trajectory: Trajectory) -> float:
     allowed = PARITY if is_exact else clip_range(problem.config.policy.clip, problem.dimensions) / 10
     if not worst <= allowed:
         raise TrainingError(
-            f"before the first update max |ratio - 1| is {worst:.2g}: the rollout's log-probs are not the update's; "
-            f"allowed: {allowed:.2g} in {problem.config.dtype}. Raise policy.clip, or run in fp32."
+            f"before the update max |ratio - 1| is {worst:.2g}: the rollout's log-probs are not the update's; "
+            f"allowed: {allowed:.2g} in {problem.config.dtype}. {_advice(problem)}"
         )
     logger.info("parity: max |ratio - 1| = %.2g over %d pairs (allowed %.2g)", worst, len(everything), allowed)
     return worst
+
+
+def _advice(problem: Problem) -> str:
+    return "Set sampling.merged=false." if problem.config.sampling.merged else "Raise policy.clip, or run in fp32."
 
 
 def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory) -> Record:
@@ -182,7 +191,7 @@ def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory)
 
 def _gradient_rows(problem: Problem, learner: Learner, some: Trajectory, weights: Tensor) -> Tensor:
     # (weightings, n, p). In parts of the steps: the graph of all 50 of Stable Diffusion fits in no memory.
-    parts, parameters = some.stochastic.nonzero().flatten().cpu().split(problem.sizes.update), learner.parameters
+    parts, parameters = some.trained.nonzero().flatten().cpu().split(problem.sizes.update), learner.parameters
     gradients = sum(
         per_trajectory_gradients(list(parameters.values()), _log_prob_of(problem, some, part), weights[:, :, part])
         for part in parts
@@ -202,13 +211,13 @@ def _log_prob_of(problem: Problem, trajectory: Trajectory, steps: Tensor) -> Cal
 def describe(problem: Problem, trajectory: Trajectory, critic_loss: CriticLoss | None) -> Record:
     """Reward, advantage and critic of a batch, before the updates."""
     assert trajectory.reward is not None and trajectory.advantage is not None
-    reward = trajectory.reward
+    reward, steps = trajectory.reward, trajectory.learned
     is_retain = torch.tensor([prompt in problem.rewarded for prompt in trajectory.cond.prompts], device=reward.device)
     forget, exploring = reward[~is_retain], explored(problem, int((~is_retain).sum()))
     record: Record = {
         "reward/mean": float(forget[exploring:].mean()),
         "reward/std": float(reward.std(correction=0)),
-        "advantage/std": float(trajectory.advantage.std(correction=0)),
+        "advantage/std": float(trajectory.advantage[:, steps].std(correction=0)),
     }
     if bool(is_retain.any()):
         record["reward/retain_mean"] = float(reward[is_retain].mean())
@@ -217,10 +226,11 @@ def describe(problem: Problem, trajectory: Trajectory, critic_loss: CriticLoss |
     if critic_loss is not None:
         record |= {"critic/loss": critic_loss.mean, "critic/gradient_norm": critic_loss.gradient_norm}
     if trajectory.value is not None:
-        error, explained = value_error(trajectory.value, reward), explained_variance(trajectory.value, reward)
+        value = trajectory.value[:, steps]
+        error, explained = value_error(value, reward), explained_variance(value, reward)
         record["critic/value_error"] = float(error.mean())
-        record |= {f"critic/value_error/t{t}": float(x) for t, x in enumerate(error)}
-        record |= {f"critic/explained_variance/t{t}": float(x) for t, x in enumerate(explained)}
+        record |= {f"critic/value_error/t{t}": float(x) for t, x in zip(steps, error, strict=True)}
+        record |= {f"critic/explained_variance/t{t}": float(x) for t, x in zip(steps, explained, strict=True)}
     return record
 
 
@@ -257,7 +267,7 @@ def _regress(problem: Problem, learner: Learner, views: Tensor, trajectory: Traj
         learner.critic_optimiser,
         views,
         trajectory.reward,
-        trajectory.time,
+        trajectory.time[trajectory.learned],
         trajectory.cond,
         updates=config.online_updates,
         batch=config.batch,
@@ -269,10 +279,10 @@ def _plans(problem: Problem, batch: Trajectory, iteration: int) -> list[Plan]:
     policy = problem.config.policy
     return plans(
         len(batch),
-        batch.stochastic,
+        batch.trained,
         updates=policy.updates,
         passes=policy.passes,
-        step_fraction=policy.step_fraction,
+        step_fraction=policy.step_fraction if batch.chosen is None else 1.0,  # else the share was taken already
         generator=problem.generator("plans", iteration),
     )
 
