@@ -137,7 +137,7 @@ def test_other_errors_are_not_taken_for_it(sd_folder: Path) -> None:
 
 def test_parts_of_one_shape_follow(sd_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     problem, learner = start(sd_folder, BEGUN, "retention.kl=0")
-    problem = replace(problem, backbone=OneShape(problem.backbone, batch=4, decode_batch=4))
+    problem = replace(problem, backbone=OneShape(problem.backbone, batch=4, decode_batch=4, one_graph=True))
     problem.backbone.denoiser.register_forward_pre_hook(Cramped(most=4))
     told = list[Problem]()
     with caplog.at_level(logging.WARNING):

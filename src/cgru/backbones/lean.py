@@ -10,16 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from cgru.backbones.base import Backbone
 from cgru.backbones.parking import Move, Parking, moved
 from cgru.backbones.sd import StableDiffusion
 
 CPU = torch.device("cpu")
-
-Output = Tensor | tuple[Tensor, ...]
 
 
 def low_memory(backbone: Backbone, *, away: torch.device = CPU, move: Move = moved) -> Backbone:
@@ -36,15 +32,8 @@ def low_memory(backbone: Backbone, *, away: torch.device = CPU, move: Move = mov
         raise ValueError(
             f"memory=low and a model of type {type(backbone).__name__}; allowed: Stable Diffusion. Set memory=fast."
         )
-    backbone.denoiser.enable_gradient_checkpointing(checkpointed)
+    backbone.denoiser.enable_gradient_checkpointing()
     parking = Parking(backbone.device, away, move)
     for network in (backbone.text_encoder, backbone.vae):
         parking.park(network)
     return replace(backbone, parking=parking)
-
-
-def checkpointed(block: nn.Module, *args: object) -> Output:
-    """What a block makes of its input; of all that lies between, nothing is kept for the backward pass."""
-    # As diffusers' own, but without a random state to keep: there is no dropout.
-    output: Output = checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)
-    return output

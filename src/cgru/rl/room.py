@@ -57,7 +57,7 @@ class Room:
             reason,
             now.update,
             before.update,
-            slower if isinstance(self.problem.backbone, OneShape) else "",
+            slower if isinstance(self.problem.backbone, OneShape) and self.problem.backbone.one_graph else "",
         )
         self.after_halving(self.problem)
 
