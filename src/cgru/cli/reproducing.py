@@ -39,7 +39,7 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
         )
     out = options.out or Path("runs") / f"reproduce-{scale.name}"
     if options.dry_run:
-        return lambda: _dry_run(options, cells, out)
+        return lambda: dry_run(cells, out, options.device, options.json)
     for cell in cells:
         if cell.concept is not None and not cell.missing:
             cell.config(options.device)  # a setting that does not fit is said now, not after an hour
@@ -49,20 +49,21 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
     return lambda: _work(options, cells, out, only)
 
 
-def _dry_run(options: Reproduce, cells: Sequence[Cell], out: Path) -> int:
+def dry_run(cells: Sequence[Cell], out: Path, device: str, as_json: bool) -> int:
+    """List the cells and what makes them by hand."""
     rows = [
-        {"name": cell.name, "not_run": cell.missing or None, "commands": cell.commands(_run_name(cell, options, out))}
+        {"name": cell.name, "not_run": cell.missing or None, "commands": cell.commands(_run_folder(cell, device, out))}
         for cell in cells
     ]
-    return show({"out": str(out), "cells": rows}, options.json, lambda console: _tell_plan(console, rows, out))
+    return show({"out": str(out), "cells": rows}, as_json, lambda console: _tell_plan(console, rows, out))
 
 
-def _run_name(cell: Cell, options: Reproduce, out: Path) -> str | None:
+def _run_folder(cell: Cell, device: str, out: Path) -> str | None:
     from cgru.runs import run_name
 
     if cell.concept is None or cell.missing:
         return None
-    return str(out / "runs" / run_name(cell.config(options.device)))
+    return str(out / "runs" / run_name(cell.config(device)))
 
 
 def _tell_plan(console: Console, rows: Sequence[Mapping[str, Any]], out: Path) -> None:

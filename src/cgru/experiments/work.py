@@ -34,6 +34,8 @@ FILES = ("reference", "source", "judges")
 Record = dict[str, Any]
 Told = Callable[[Cell, Record], None]
 """Called with each cell when it is done, and its record."""
+Execute = Callable[[Sequence[Cell]], Iterator[tuple[Cell, Record]]]
+"""Does cells, in any order, and says what became of each."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,14 @@ class Order:
 def reproduce(
     cells: Sequence[Cell], order: Order, workers: int, told: Told, *, about: Mapping[str, Any]
 ) -> list[Record]:
+    """Do what is left of the plan in processes of this machine; the record of each cell, in the plan's order."""
+    return carry_out(cells, order.out, lambda left: _worked(left, order, workers), told, about=about)
+
+
+def carry_out(
+    cells: Sequence[Cell], out: Path, execute: Execute, told: Told, *, about: Mapping[str, Any]
+) -> list[Record]:
     """Do what is left of the plan and write its files; the record of each cell, in the plan's order."""
-    out = order.out
     (out / CELLS).mkdir(parents=True, exist_ok=True)
     write_plan(out, cells, about)
     done = {cell.name: record for cell in cells if (record := read_record(out, cell)) and "error" not in record}
@@ -58,7 +66,7 @@ def reproduce(
         if cell.missing:
             done[cell.name] = _write(out, cell, {"not_run": cell.missing})
     left = [cell for cell in cells if cell.name not in done]
-    for cell, record in _worked(left, order, workers):
+    for cell, record in execute(left):
         done[cell.name] = _write(out, cell, record)
         told(cell, record)
     return [done[cell.name] for cell in cells]

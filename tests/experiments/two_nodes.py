@@ -1,0 +1,18 @@
+"""A Ray cluster of two nodes with one core each, in a process of its own: prints its address, ends with its stdin."""
+
+import os
+import sys
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+NODE = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000}
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    cluster.add_node(**NODE)
+    sys.stdout.write(f"address {cluster.address}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    cluster.shutdown()
