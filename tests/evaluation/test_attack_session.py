@@ -143,7 +143,7 @@ def test_another_seed_or_model_is_another_attack(sd_folder: Path, given: Path, t
 def test_targets_are_what_the_base_draws_and_the_judge_agrees_with(
     sd_folder: Path, given: Path, tmp_path: Path
 ) -> None:
-    session = prepared(sd_folder, given, tmp_path, pictures=None, prompts=2)
+    session = prepared(sd_folder, given, tmp_path, pictures=None, prompts=2, base=str(sd_folder))
     seen: list[Tensor] = []
 
     def only_the_second(images: Tensor) -> Sequence[bool]:
@@ -159,7 +159,7 @@ def test_targets_are_what_the_base_draws_and_the_judge_agrees_with(
 
 
 def test_no_target_at_all_is_a_hole_and_no_number(sd_folder: Path, given: Path, tmp_path: Path) -> None:
-    session = judged_by(prepared(sd_folder, given, tmp_path, pictures=None), own_judges.never)
+    session = judged_by(prepared(sd_folder, given, tmp_path, pictures=None, base=str(sd_folder)), own_judges.never)
     scores = run_attack(session)
     assert scores["measurements"] == {} and scores["examples"] == []
     assert scores["protocol"]["targets"]["found"] == 0 and scores["protocol"]["targets"]["candidates"] == 5
@@ -287,6 +287,9 @@ def test_words_for_people(sd_folder: Path, asset_root: Path, workdir: Path, caps
     (workdir / "prompts.txt").write_text("a cat\n")
     command = ["attack", str(sd_folder), "--target", "cat", "--source", "prompts.txt"]
     command += ["--judge", "own_judges:always", "--prompts", "2"]
+    assert main(command, root=asset_root) == 2  # its own pictures as targets: every prompt would show the concept
+    assert "Give --model NAME, or --pictures FOLDER" in capsys.readouterr().err
+    command += ["--model", str(sd_folder)]
     assert main(command, root=asset_root) == 0
     captured = capsys.readouterr()
     assert "unlearndiffatk@1" in captured.out and "pre_asr ↓" in captured.out and "100.0 %" in captured.out

@@ -100,6 +100,7 @@ def test_an_attack_by_two_is_that_of_one(sd_folder: Path, asset_root: Path, tmp_
         tokens=2,
         source=tmp_path / "prompts.txt",
         judge="own_judges:fickle",
+        base=str(sd_folder),
         out=tmp_path / "pair",
         batch_size=1,
         root=asset_root,

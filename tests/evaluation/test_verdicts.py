@@ -146,6 +146,7 @@ def test_an_attack_judged_by_resnet(sd_folder: Path, asset_root: Path, resnet: P
     found = {}
     for name in ("tench", "church", "garbage truck", "parachute", "crane"):
         given = {"source": tmp_path / "church.csv", "judge": f"resnet50={resnet}", "tokens": 1, "prompts": 2}
+        given |= {"base": str(sd_folder)}
         session = prepare_attack(AttackRequest(str(sd_folder), name, out=tmp_path / name, root=asset_root, **given))
         found[name] = run_attack(quick(session))["protocol"]["targets"]
     # Each of two pictures shows exactly one of the five classes, so it is a target of one attack.

@@ -1,11 +1,16 @@
 """The paper's experiments as cells: what each scale holds, what another model needs, and that definitions are exact."""
 
 from dataclasses import asdict, replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from cgru.catalog import resolve
 from cgru.cli.parse import parse
+from cgru.cli.reproducing import check_prompts
+from cgru.evaluation.attack import AttackRequest
+from cgru.evaluation.request import Request
 from cgru.experiments.cells import Cell, from_record
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import SCALES, find_scale
@@ -66,7 +71,7 @@ def test_commands_can_be_parsed_by_the_command_line() -> None:
     import shlex
 
     for cell in plan(SCALES["smoke"]):
-        for line in cell.commands("runs/some-run"):
+        for line in cell.commands(Path("runs/some-run") if cell.concept else None, "cpu"):
             program, *words = shlex.split(line)
             assert program == "cgru"
             assert type(parse(words)).__name__.lower() == words[0]
@@ -110,3 +115,35 @@ def test_another_model_with_its_data_takes_the_papers_presets_and_official_proto
     assert [measure.benchmark for measure in nudity.measures] == ["i2p", "clipscore"]
     assert nudity.assaults[0].tokens == 5  # the official number for nudity
     assert nudity.missing == ""
+    # The paper's variant at the paper's size; prompts of a folder have no class of ours, so no target.
+    assert ("variant", "paper") in dogs.measures[0].options
+    assert [(measure.benchmark, measure.target) for measure in dogs.measures[1:]] == [("fid", None)]
+
+
+def test_the_requests_of_another_model_are_accepted_by_the_benchmarks(tmp_path: Path) -> None:
+    """All of a request but the files' contents: an option that a benchmark does not take would be refused."""
+    for name in ("judges", "prompts", "MJHQ-30K"):
+        (tmp_path / name).mkdir()
+    for name in ("i2p.csv", "nudity.csv", "nsfw.jsonl"):
+        (tmp_path / name).touch()
+    fields = set(Request.__dataclass_fields__)
+    for cell in plan(SCALES["full"], "some/model", tmp_path):
+        for measure in cell.measures:
+            factory = resolve("benchmark", measure.benchmark)
+            options = {key for key, _ in measure.options}
+            assert options <= fields & set(signature(factory).parameters), measure
+            assert measure.images in (None, 1)
+        for assault in cell.assaults:
+            assert {key for key, _ in assault.options} <= set(AttackRequest.__dataclass_fields__)
+
+
+def test_prompts_of_a_class_suffice_for_all_parts(tmp_path: Path) -> None:
+    (tmp_path / "prompts").mkdir()
+    file = tmp_path / "prompts" / "sd_prompt_Dogs.txt"
+    file.write_text("".join(f"a dog number {i}\n" for i in range(80)))  # as many as the paper has
+    cells = {cell.name: cell for cell in plan(SCALES["full"], "some/model", tmp_path)}
+    config = cells["objects-dogs-cgru-s0"].config("cpu")
+    check_prompts(config)
+    file.write_text("a dog\n")
+    with pytest.raises(ValueError, match="has 1 different prompts; allowed: 80 or more"):
+        check_prompts(config)

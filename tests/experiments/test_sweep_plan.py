@@ -81,7 +81,7 @@ WHOLE = Sweep(("Dogs",))
         (replace(WHOLE, concepts=("Dogs", "dog")), "'dogs-cgru-s0' is in the sweep twice"),
         (replace(WHOLE, seeds=(1, 1)), "'dogs-cgru-s1' is in the sweep twice"),
         (replace(WHOLE, concepts=("Dgos",)), "unknown concept 'Dgos'.*Did you mean 'Dogs'"),
-        (replace(WHOLE, methods=("cgru", "dppo")), "unknown method 'dppo'.*Did you mean 'ddpo'"),
+        (replace(WHOLE, methods=("cgru", "ddpoo")), "unknown method 'ddpoo'.*Did you mean 'ddpo'"),
         (replace(WHOLE, preset="bset"), "unknown preset 'bset'.*Did you mean 'best'"),
         (replace(WHOLE, images=0), "--images 0; allowed: 1 or more"),
         (replace(WHOLE, settings=("seed=3",)), "'seed=3' would be the same in every run; allowed: --seeds"),
@@ -105,8 +105,9 @@ def test_the_command_line_says_the_same() -> None:
 
 def test_commands_make_the_same_by_hand() -> None:
     _, dogs, _ = plan(Sweep(("Dogs", "Cats"), settings=("policy.iterations=3",)))
-    unlearn, evaluate = dogs.commands("runs/x")
+    unlearn, evaluate = dogs.commands(Path("runs/x"), "auto")
     assert unlearn == (
-        "cgru unlearn Dogs --model emoji-canvas --method cgru --preset demo --seed 0 policy.iterations=3"
+        "cgru unlearn Dogs --model emoji-canvas --method cgru --preset demo --seed 0 --device auto --out runs "
+        "policy.iterations=3"
     )
-    assert evaluate == "cgru evaluate runs/x --benchmark canvas --target Dogs --images 1"
+    assert evaluate == "cgru evaluate runs/x --benchmark canvas --target Dogs --images 1 --device auto"

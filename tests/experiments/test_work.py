@@ -9,7 +9,7 @@ import pytest
 
 from cgru.cli.reproducing import PAGE, write_page
 from cgru.experiments.cells import Assault, Cell, Measure
-from cgru.experiments.work import Order, read_record, reproduce
+from cgru.experiments.work import Order, only_one, read_record, reproduce, reuse
 
 TINY = (
     "critic.trajectories=8",
@@ -73,6 +73,31 @@ def test_a_cell_that_lacks_something_is_not_run(tmp_path: Path) -> None:
     assert record["not_run"] == "a judge"
     assert told == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_second_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    tmp_path.joinpath("cells").mkdir()
+    with only_one(tmp_path), pytest.raises(ValueError, match="another cgru command is at work"):
+        work(tmp_path, critic_cell())
+
+
+def test_experiments_of_an_earlier_command_stay_in_the_plan(tmp_path: Path) -> None:
+    work(tmp_path, replace(critic_cell(), missing="x"))
+    work(tmp_path, replace(critic_cell(), name="ddpo-x", experiment="ddpo", missing="x"))
+    rows = json.loads((tmp_path / "plan.json").read_text())["cells"]
+    assert [row["experiment"] for row in rows] == ["ddpo", "critic"]
+
+
+def test_base_pictures_are_reused_only_when_they_are_whole(tmp_path: Path) -> None:
+    known, base = tmp_path / "known", tmp_path / "eval" / "base"
+    (known / "samples" / "key").mkdir(parents=True)
+    (known / "predictions.jsonl").write_text("{}\n")
+    reuse(known, base)
+    assert not base.exists()  # no scores.json: still at work
+    (known / "scores.json").write_text("{}")
+    reuse(known, base)
+    assert (base / "predictions.jsonl").read_text() == "{}\n"
+    assert [path.name for path in base.parent.iterdir()] == ["base"]
 
 
 def test_a_result_of_another_definition_is_not_taken(tmp_path: Path) -> None:

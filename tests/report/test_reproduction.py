@@ -126,7 +126,8 @@ def make(out: Path, cells: tuple[Cell, ...], failed: str = "") -> Path:
             run = make_run(out, cell) if cell.concept else None
             measure(out, cell, run)
             base = {"evaluations": ["base/hazard"], "attacks": ["base/attack"]} if cell.name == "safety-base" else {}
-            record |= {"run": f"runs/{run.path.name}" if run else None, "evaluations": [], "attacks": [], **base}
+            made = [f"runs/{run.path.name}/eval/{path.name}" for path in (run.path / "eval").glob("*")] if run else []
+            record |= {"run": f"runs/{run.path.name}" if run else None, "evaluations": made, "attacks": [], **base}
             record |= {"seconds": {"training": 61.0}, "device": "cpu", "commit": "abc"}
         (out / "cells" / f"{cell.name}.json").write_text(json.dumps(record))
     return out
@@ -205,6 +206,32 @@ def test_a_result_of_another_definition_is_left_out(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "fingerprint": "other"}))
     text = words(reproduction_page(read_reproduction(out)))
     assert "objects-cats-cgru-s0: its result is of another definition" in text
+
+
+def test_runs_of_another_protocol_are_never_averaged(tmp_path: Path) -> None:
+    out = make(tmp_path / "x", plan(SMALL))
+    path = next(out.glob("runs/cats-ddpo-*/eval/canvas/scores.json"))
+    scores = json.loads(path.read_text())
+    path.write_text(json.dumps(scores | {"version": 4}))
+    page = reproduction_page(read_reproduction(out))
+    text = words(page)
+    assert "Runs were measured by different protocols of canvas (version)" in text
+    assert "96.0 %" not in text.split("Each class")[0]
+
+
+def test_only_what_a_cell_made_counts_and_what_is_lost_is_told(tmp_path: Path) -> None:
+    out = make(tmp_path / "x", plan(SMALL))
+    folder = next(out.glob("runs/cats-cgru-*/eval/canvas"))
+    folder.rename(folder.with_name("by-hand"))
+    text = words(reproduction_page(read_reproduction(out)))
+    assert "eval/canvas is damaged, gone or of another edit" in text
+    assert "1 of 2" in text  # the run evaluated by hand is not in CGRU's mean
+
+
+def test_an_experiment_that_was_not_asked_for_says_so(tmp_path: Path) -> None:
+    page = reproduction_page(read_reproduction(make(tmp_path / "x", plan(SMALL, only=["critic"]))))
+    assert "Not asked for: the plan has no cells of objects" in words(page)
+    assert all(f'id="{anchor}"' in page for anchor in PARTS)
 
 
 def test_a_folder_that_is_no_reproduction(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cgru.experiments.work import RUNS, read_record
 from cgru.runs import METRICS, read_metrics, run_name
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 State = Literal["at work", "failed", "waiting", "done"]
 ORDER: tuple[State, ...] = ("at work", "failed", "waiting", "done")
@@ -78,19 +78,20 @@ class Board:
         row.state, row.note = "done", parts
         self._event(row, f"done{f' ({parts})' if parts else ''}")
 
-    def table(self) -> Table:
-        """All cells, those at work first."""
+    def table(self) -> Group:
+        """All cells, those at work first, under a line that counts them."""
+        from rich.console import Group
         from rich.table import Table
 
         counts = Counter(row.state for row in self.rows.values())
         told = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
         since = duration(time.monotonic() - self.begun)
-        table = Table(title=f"{len(self.rows)} cells: {told}; {since}", box=None, title_justify="left", pad_edge=False)
+        table = Table(box=None, pad_edge=False)
         for name in ("cell", "state", "on", "how far"):
             table.add_column(name, no_wrap=True, overflow="ellipsis")
         for row in sorted(self.rows.values(), key=lambda row: ORDER.index(row.state)):
             table.add_row(row.cell.name, row.state, row.where, row.note)
-        return table
+        return Group(f"{len(self.rows)} cells: {told}; {since}", table)  # as a title it would be broken at its width
 
     def _event(self, row: Row, what: str) -> None:
         self.say(f"[{duration(time.monotonic() - self.begun)}] {row.cell.name}: {what}")

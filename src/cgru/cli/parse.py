@@ -67,7 +67,7 @@ Examples:
   cgru attack runs/dogs-cgru-s0-3f9a1c2e --target Dogs
   cgru attack emoji-canvas --target Dogs --without-word --prompts 10
   cgru attack no-church --model CompVis/stable-diffusion-v1-4 --target church --source church.csv --judge resnet50
-  cgru attack safe --target nudity --tokens 5 --source nudity.csv --judge nudenet"""
+  cgru attack safe --model CompVis/stable-diffusion-v1-4 --target nudity --source nudity.csv --judge nudenet"""
 UNLEARN = """Make a model forget a concept: a LoRA in a run folder, whose path is the last line printed.
 
 Examples:

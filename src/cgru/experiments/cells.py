@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from cgru.config import RunConfig
@@ -24,7 +25,8 @@ class Measure:
     """One evaluation."""
 
     benchmark: str
-    images: int = 1
+    images: int | None = 1
+    """None: the benchmark's own number."""
     target: str | None = None
     options: Options = ()
 
@@ -32,7 +34,8 @@ class Measure:
     def words(self) -> list[str]:
         """As `cgru evaluate` takes them."""
         target = [] if self.target is None else ["--target", self.target]
-        return ["--benchmark", self.benchmark, *target, "--images", str(self.images), *_words(self.options)]
+        count = [] if self.images is None else ["--images", str(self.images)]
+        return ["--benchmark", self.benchmark, *target, *count, *_words(self.options)]
 
 
 @dataclass(frozen=True)
@@ -91,18 +94,20 @@ class Cell:
             overrides=[f"seed={self.seed}", f"device={device}", *self.settings],
         )
 
-    def commands(self, run: str | None) -> list[str]:
-        """What makes the same by hand; `run` is the folder of the finished run."""
-        subject = run or self.model
-        trained = [] if self.concept is None else [self._unlearn()]
-        measured = [["evaluate", subject, *measure.words] for measure in self.measures]
-        attacked = [["attack", subject, *assault.words] for assault in self.assaults]
+    def commands(self, run: Path | None, device: str) -> list[str]:
+        """What makes the same by hand; `run` is the folder of its run."""
+        subject, where = str(run or self.model), ["--device", device]
+        trained = [] if run is None else [self._unlearn(run.parent, where)]
+        measured = [["evaluate", subject, *measure.words, *where] for measure in self.measures]
+        attacked = [["attack", subject, *assault.words, *where] for assault in self.assaults]
         return [shlex.join(["cgru", *words]) for words in (*trained, *measured, *attacked)]
 
-    def _unlearn(self) -> list[str]:
+    def _unlearn(self, out: Path, where: list[str]) -> list[str]:
         assert self.concept is not None
         names = ["--model", self.model, "--method", self.method, "--preset", self.preset, "--seed", str(self.seed)]
-        return ["unlearn", self.concept, *names, *self.settings]
+        # A critic is fitted at the start of a run: the command goes on to a policy, of which one iteration will do.
+        least = ["policy.iterations=1"] if self.stage == "critic" else []
+        return ["unlearn", self.concept, *names, *where, "--out", str(out), *self.settings, *least]
 
 
 def from_record(record: Mapping[str, Any]) -> Cell:

@@ -99,7 +99,7 @@ def dispatch(
 
 def check_share(share: float | None) -> None:
     """A fraction of a device, or whole cores."""
-    if share is not None and not (SMALLEST <= share <= 1 or (share > 1 and share == int(share))):
+    if share is not None and not (SMALLEST <= share <= 1 or (share > 1 and share.is_integer())):
         raise ValueError(
             f"--share {share:g}; allowed: {SMALLEST:g} to 1, or a whole number of cores. Try 0.25: four runs a device."
         )

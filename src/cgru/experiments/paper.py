@@ -59,6 +59,8 @@ class World:
     """Whether the attack can be tried on the base with the concept's word taken out."""
     options: Options = ()
     """Of the objects benchmark."""
+    images: int | None = None
+    """Of it, pictures per prompt; None: its own number."""
     missing: Mapping[str, str] | None = None
     """Experiment -> what it needs and was not given."""
     prompts: Path | None = None
@@ -74,7 +76,7 @@ def emoji_world(scale: Scale) -> World:
         *NEUTRAL,
         f"policy.iterations={scale.study_iterations}",
         f"policy.trajectories={scale.study_trajectories}",
-        f"diagnostics.every={max(1, scale.study_iterations // 8)}",
+        f"diagnostics.every={_every(scale)}",
     )
     names = ("objects", "safety", "ddpo", "critic")
     return World(
@@ -83,12 +85,13 @@ def emoji_world(scale: Scale) -> World:
         presets=dict.fromkeys(names, scale.preset),
         settings={"objects": iterations, "safety": iterations, "ddpo": study, "critic": _critic_settings(scale)},
         objects="canvas",
-        beside=(Measure("paraphrase", 1),) if scale.has_paraphrases else (),  # canvas has a Fréchet distance of its own
+        beside=(Measure("paraphrase", 1),) if scale.is_thorough else (),  # canvas has a Fréchet distance of its own
         concept=HAZARD,
         safety=Measure("hazard", scale.images, HAZARD),
         clipscore=Measure("clipscore", 1),
         assault=Assault(HAZARD, scale.attacked, scale.schedule),
         has_bare_prompts=True,
+        images=scale.images,
     )
 
 
@@ -99,9 +102,10 @@ def hub_world(scale: Scale, model: str, data: Path | None) -> World:
         name: (folder / words.partition(":")[0].partition("/")[0]).exists() and data for name, words in DATA.items()
     }
     iterations = () if scale.iterations is None else (f"policy.iterations={scale.iterations}",)
-    study = (f"policy.iterations={scale.study_iterations}", f"diagnostics.every={max(1, scale.study_iterations // 8)}")
-    quality = (Measure("fid", 1, None, (("reference", str(folder / "MJHQ-30K")),)),) if found["mjhq"] else ()
+    study = (f"policy.iterations={scale.study_iterations}", f"diagnostics.every={_every(scale)}")
     reference: Options = (("reference", str(folder / "MJHQ-30K")),)
+    quality = (Measure("fid", 1, None, reference),) if found["mjhq"] and scale.is_thorough else ()
+    is_paper = scale.name == "full"
     return World(
         model=model,
         classes=load_lexicon().classes,
@@ -120,7 +124,7 @@ def hub_world(scale: Scale, model: str, data: Path | None) -> World:
         objects="unlearncanvas",
         beside=quality,
         concept="nudity",
-        safety=Measure("i2p", 1, None, (("source", str(folder / "i2p.csv")),)),
+        safety=Measure("i2p", None, None, (("source", str(folder / "i2p.csv")),)),
         clipscore=Measure("clipscore", 1, None, reference),
         assault=Assault(
             "nudity",
@@ -130,7 +134,8 @@ def hub_world(scale: Scale, model: str, data: Path | None) -> World:
             options=(("source", str(folder / "nudity.csv")), ("judge", "nudenet")),
         ),
         has_bare_prompts=False,
-        options=(("judges", str(folder / "judges")),),
+        options=(("judges", str(folder / "judges")), *((("variant", "paper"),) if is_paper else ())),
+        images=None,  # the protocol's own number: official 5, paper 20
         missing={
             "objects": _needs(found, "judges"),
             "safety": _needs(found, "nsfw", "i2p", "nudity", "mjhq"),
@@ -159,7 +164,7 @@ def plan(scale: Scale, model: str = EMBEDDED, data: Path | None = None, only: It
 
 def objects(scale: Scale, world: World) -> list[Cell]:
     """One run for each class, method and seed, and the base."""
-    base = Cell("objects-base", "objects", world.model, measures=_objects(scale, world, None))
+    base = Cell("objects-base", "objects", world.model, measures=_objects(world, None))
     runs = [
         Cell(
             f"objects-{label.lower()}-{method}-s{seed}",
@@ -170,7 +175,7 @@ def objects(scale: Scale, world: World) -> list[Cell]:
             world.presets["objects"],
             seed,
             (*world.settings["objects"], *_source(world, label)),
-            measures=_objects(scale, world, label),
+            measures=_objects(world, label),
         )
         for method in scale.methods
         for label in (scale.classes or world.classes)
@@ -247,13 +252,18 @@ EXPERIMENTS: Mapping[str, Callable[[Scale, World], list[Cell]]] = {
 }
 
 
-def _objects(scale: Scale, world: World, target: str | None) -> tuple[Measure, ...]:
-    beside = (replace(measure, target=target) for measure in world.beside)
-    return (Measure(world.objects, scale.images, target, world.options), *beside)
+def _objects(world: World, target: str | None) -> tuple[Measure, ...]:
+    # Prompts of a folder name no class of ours, so there is no target among them.
+    beside = (measure if measure.options else replace(measure, target=target) for measure in world.beside)
+    return (Measure(world.objects, world.images, target, world.options), *beside)
 
 
 def _source(world: World, label: str) -> tuple[str, ...]:
-    return () if world.prompts is None else (f"prompts.source={world.prompts / f'sd_prompt_{label}.txt'}",)
+    if world.prompts is None:
+        return ()
+    # The paper's 80 prompts of a class, in disjoint parts: policy, critic, validation.
+    parts = ("prompts.count=48", "prompts.critic=24", "prompts.validation=8")
+    return (f"prompts.source={world.prompts / f'sd_prompt_{label}.txt'}", *parts)
 
 
 def _critic_settings(scale: Scale) -> tuple[str, ...]:
@@ -269,6 +279,11 @@ def _critic_settings(scale: Scale) -> tuple[str, ...]:
         "critic.epochs=4",
         "watch.every=0",
     )
+
+
+def _every(scale: Scale) -> int:
+    """Iterations between measurements of the gradient's variance, which cost as much as an iteration."""
+    return max(2, scale.study_iterations // 8)
 
 
 def _needs(found: Mapping[str, object], *names: str) -> str:

@@ -11,25 +11,25 @@ import json
 import multiprocessing
 import os
 import platform
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 from cgru.experiments.cells import Assault, Cell, Measure, Options
-from cgru.runs import atomic_write, commit_of
+from cgru.runs import atomic_write, commit_of, try_lock
 
-PLAN = "plan.json"
+PLAN, LOCK = "plan.json", ".lock"
 CELLS, RUNS, BASE = "cells", "runs", "base"
-FILES = ("reference", "source", "judges")
+FILES = ("reference", "source")
 """Options that are paths."""
 Record = dict[str, Any]
 Told = Callable[[Cell, Record], None]
@@ -60,6 +60,13 @@ def carry_out(
 ) -> list[Record]:
     """Do what is left of the plan and write its files; the record of each cell, in the plan's order."""
     (out / CELLS).mkdir(parents=True, exist_ok=True)
+    with only_one(out):
+        return _carry_out(cells, out, execute, told, about)
+
+
+def _carry_out(
+    cells: Sequence[Cell], out: Path, execute: Execute, told: Told, about: Mapping[str, Any]
+) -> list[Record]:
     write_plan(out, cells, about)
     done = {cell.name: record for cell in cells if (record := read_record(out, cell)) and "error" not in record}
     for cell in cells:
@@ -72,10 +79,27 @@ def carry_out(
     return [done[cell.name] for cell in cells]
 
 
+@contextmanager
+def only_one(out: Path) -> Iterator[None]:
+    """Refuses a second command in the same folder, which would do the same cells."""
+    with (out / LOCK).open("w") as file:
+        if not try_lock(file.fileno()):
+            advice = "allowed: one at a time. Wait, or give --out FOLDER."
+            raise ValueError(f"another cgru command is at work in {str(out)!r}; {advice}")
+        yield
+
+
 def write_plan(out: Path, cells: Sequence[Cell], about: Mapping[str, Any]) -> None:
-    """What the page starts from."""
-    plan = {**about, "cells": [{**asdict(cell), "fingerprint": cell.fingerprint} for cell in cells]}
-    atomic_write(out / PLAN, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
+    """What the page starts from; experiments that an earlier command of this scale and model planned stay in it."""
+    rows = [{**asdict(cell), "fingerprint": cell.fingerprint} for cell in cells]
+    asked = {cell.experiment for cell in cells}
+    try:
+        before = json.loads((out / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}
+    if all(before.get(key) == about.get(key) for key in ("scale", "model")):
+        rows += [row for row in before.get("cells", []) if row["experiment"] not in asked]
+    atomic_write(out / PLAN, json.dumps({**about, "cells": rows}, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_record(out: Path, cell: Cell) -> Record | None:
@@ -97,29 +121,42 @@ def _worked(cells: Sequence[Cell], order: Order, workers: int) -> Iterator[tuple
     if workers == 1 or len(cells) <= 1:
         yield from ((cell, attempt(cell, order)) for cell in cells)
         return
-    # Spawned, since a forked CUDA context is none; daemons of nobody: Ctrl-C reaches them as it reaches us.
+    left = list(cells)
+    for cell, record in _pooled(left, order, workers):
+        left.remove(cell)
+        yield cell, record
+    for cell in left:  # a worker was killed, which ends its pool: each has one of its own now
+        done = list(_pooled([cell], order, 1))
+        yield done[0] if done else (cell, {"error": "its process was killed; out of memory? Try fewer --workers."})
+
+
+def _pooled(cells: Sequence[Cell], order: Order, workers: int) -> Iterator[tuple[Cell, Record]]:
+    """Cells as they finish; none any more once a worker was killed."""
+    # Spawned, since a forked CUDA context is none. Ctrl-C reaches the workers as it reaches us.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(cells)), mp_context=context, max_tasks_per_child=1) as pool:
         waiting: dict[Future[Record], Cell] = {pool.submit(attempt, cell, order): cell for cell in cells}
         try:
             for future in as_completed(waiting):
-                yield waiting[future], _result(future)
+                yield waiting[future], future.result()
+        except BrokenProcessPool:
+            return
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _result(future: Future[Record]) -> Record:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return {"error": "a worker was killed (out of memory?); the same command goes on with what is left"}
-
-
 def attempt(cell: Cell, order: Order) -> Record:
     """Do a cell; an error is a record, too, so that the others go on."""
+    from cgru.cli.terminal import quiet_libraries
+
+    quiet_libraries()  # before anything is imported that would speak
+    from cgru.pipeline.stages import Interrupted
+
     try:
         return do(cell, order)
+    except Interrupted:
+        raise KeyboardInterrupt from None  # the run is saved; the plan ends here, too
     except (ValueError, OSError) as error:
         return {"error": str(error)}
     except Exception:
@@ -128,9 +165,6 @@ def attempt(cell: Cell, order: Order) -> Record:
 
 def do(cell: Cell, order: Order) -> Record:
     """Train, evaluate, attack; everything that is there already is found and not done again."""
-    from cgru.cli.terminal import quiet_libraries
-
-    quiet_libraries()
     _limit_threads(order)
     begun = time.monotonic()
     run = _train(cell, order) if cell.concept is not None else None
@@ -182,13 +216,25 @@ def _measure(measure: Measure, subject: str, cell: Cell, order: Order, gallery: 
             **options,
         )
     )
-    if cell.concept is not None and (place / "predictions.jsonl").is_file():
-        # The base's pictures of this benchmark are known by their keys: what fits is not drawn again.
-        with suppress(FileExistsError):
-            copytree(place, session.out / "base", ignore=lambda folder, names: {"base", "scores.json"} & {*names})
+    if cell.concept is not None:
+        reuse(place, session.out / "base")
     run(replace(session, gallery=gallery))
     _grids(session.out, measure, has_base=cell.concept is not None)
     return _inside(order.out, session.out)
+
+
+def reuse(known: Path, base: Path) -> None:
+    """Start a base folder with what the base's own cell found: known by their keys, pictures are not drawn again."""
+    if base.exists() or not (known / "scores.json").is_file():  # at work, or not there
+        return
+    copy = base.with_name(f".base.{os.getpid()}.tmp")
+    base.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copytree(known / "samples", copy / "samples")
+        shutil.copy2(known / "predictions.jsonl", copy)
+        copy.rename(base)
+    except OSError:  # shutil.Error is one, too: then they are drawn
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def _grids(folder: Path, measure: Measure, *, has_base: bool) -> None:

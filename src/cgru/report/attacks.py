@@ -66,18 +66,19 @@ def attack_examples(evaluation: Evaluation, limit: int) -> list[Html]:
     listed = {row["id"] for row in _lines(evaluation.folder / "jobs.jsonl")}
     rows = [row for row in _lines(evaluation.folder / "predictions.jsonl") if row["id"] in listed]
     ordered = sorted(rows, key=lambda row: (row["before"], not row["after"]))
-    shown_rows = [_example(evaluation.folder, row) for row in ordered[:limit]]
+    has_targets = not evaluation.protocol.get("sensitive")  # the others are stored blurred, these are not
+    shown_rows = [_example(evaluation.folder, row, has_targets=has_targets) for row in ordered[:limit]]
     if not shown_rows:
         return [hole("No prompt was attacked: the target pictures do not show the concept.")]
     rest = f" {len(ordered) - limit} more are in {evaluation.folder.name}." if len(ordered) > limit else ""
     return [tag("div", *shown_rows, class_="attacks"), note(CHOSEN + rest)]
 
 
-def _example(folder: Path, row: Row) -> Html:
+def _example(folder: Path, row: Row, *, has_targets: bool) -> Html:
     samples, found = folder / "samples" / row["key"], row["attack"]
     prompt, verdict = tag("span", row["prompt"], class_="prompt"), _verdict(row)
     pictures = [
-        _picture(folder / row["target"] if "target" in row else None, "target picture"),
+        _picture(folder / row["target"] if has_targets and "target" in row else None, "target picture"),
         _picture(samples / f"{row['id']}-before.png", "without attack"),
         _picture(samples / f"{row['id']}-after.png" if found else None, "with attack"),
     ]

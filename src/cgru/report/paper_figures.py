@@ -8,8 +8,7 @@ from cgru.report import pictures
 from cgru.report.charts import COLOURS, Spot, lines, plane, ratio_steps, ratios
 from cgru.report.curves import short
 from cgru.report.html import Content, Html, figure, hole, note, section, table, tabs, tag
-from cgru.report.paper_objects import mean, methods, of_objects
-from cgru.report.records import Record
+from cgru.report.paper_objects import mean, methods, mixed, of_objects
 from cgru.report.reproduced import Reproduction
 from cgru.report.svg import Series
 from cgru.runs import Scalar
@@ -36,7 +35,7 @@ STUDY: Mapping[str, tuple[str, Mapping[str, str]]] = {
 def figures(found: Reproduction) -> dict[str, str]:
     """Every drawing by the name of its file."""
     groups = studied(found)
-    merged = _merged(_cgru_runs(found))
+    merged = _merged(_cgru_runs(found, "objects"))
     drawn = {
         "trade-off": _plane(found),
         **{name: _compared(groups, keys, title) for name, (title, keys) in STUDY.items()},
@@ -48,6 +47,8 @@ def figures(found: Reproduction) -> dict[str, str]:
 
 def _plane(found: Reproduction) -> str | None:
     """UA and IRA of each method, means over classes."""
+    if mixed(found):
+        return None
     spots = []
     for method, colour in zip(methods(found), COLOURS, strict=False):
         rows = [
@@ -66,7 +67,7 @@ def trade_off(found: Reproduction) -> Html:
     title, lead = "Trade-off", "Forgetting is easy if everything else may break; this shows both at once."
     drawing = _plane(found)
     if drawing is None:
-        return section(title, lead, hole("No class was removed and measured."), anchor="plane")
+        return section(title, lead, hole(mixed(found) or "No class was removed and measured."), anchor="plane")
     words = "A cross is the 95 % interval over classes. Published methods have a plane of their own below."
     return section(title, lead, tag("div", figure(drawing, title), class_="chart"), note(words), anchor="plane")
 
@@ -77,15 +78,19 @@ def _bounds(found: Mapping[str, float | None]) -> tuple[float, float, float]:
     return value, low, high
 
 
-def before_after(found: Reproduction) -> Html:
+def before_after(found: Reproduction, limit: int = PAIRS) -> Html:
     """Pairs on the same noise for each class of our method, and rows over training for the first few."""
     title, lead = "Pictures", "The same prompt and noise, before and after; then over training."
-    ours = methods(found)[:1]
+    ours = methods(found)[:1] or ["cgru"]  # without objects there is safety's
     runs = [done for done in [*found.of("objects"), *found.of("safety")] if done.run and done.cell.method in ours]
     first = [done for done in runs if done.cell.seed == runs[0].cell.seed]
     if not first:
         return section(title, lead, hole("No finished run has pictures."), anchor="pictures")
-    pairs = [(str(done.cell.concept), _pairs(done.run, f"pairs-{i}")) for i, done in enumerate(first) if done.run]
+    pairs = [
+        (str(done.cell.concept), pictures.before_after(done.run, f"pairs-{i}", limit=limit))
+        for i, done in enumerate(first)
+        if done.run
+    ]
     rows = [
         (str(done.cell.concept), pictures.progression(done.run, f"rows-{i}"))
         for i, done in enumerate(first[:PROGRESSIONS])
@@ -93,10 +98,6 @@ def before_after(found: Reproduction) -> Html:
     ]
     parts = [tabs("pictures-pairs", pairs), tag("h4", "Over training"), tabs("pictures-rows", rows)]
     return section(title, lead, *parts, anchor="pictures")
-
-
-def _pairs(record: Record, anchor: str) -> Html:
-    return pictures.before_after(record, anchor, limit=PAIRS)
 
 
 def against_ddpo(found: Reproduction) -> Html:
@@ -150,40 +151,63 @@ def _finals(groups: Mapping[str, Sequence[Metrics]]) -> Html:
     """Mean reward of the first and the last quarter of iterations, by seed."""
     rows: list[list[Content]] = []
     for method, runs in groups.items():
-        ends = [_quarters(run) for run in runs]
-        last = [end for _, end in ends]
-        spread = f"{min(last):.3g} – {max(last):.3g}" if last else "—"
-        first = f"{sum(start for start, _ in ends) / len(ends):.3g}" if ends else "not run"
-        rows.append([method.upper(), first, f"{sum(last) / len(last):.3g}" if last else "not run", spread, len(runs)])
+        ends = [_quarters(rewards) for run in runs if (rewards := _rewards(run))]
+        last = [end for _, end in ends if end is not None]
+        if not ends or len(last) < len(ends):
+            state = "not run" if not ends else "not finite in the last quarter"
+            rows.append([method.upper(), "—", state, "—", len(ends)])
+            continue
+        begun = _mean([start for start, _ in ends])
+        first = "not finite" if begun is None else f"{begun:.3g}"
+        spread = f"{min(last):.3g} – {max(last):.3g}"
+        rows.append([method.upper(), first, f"{sum(last) / len(last):.3g}", spread, len(ends)])
     head = ["", "first quarter", "last quarter ↑", "lowest – highest seed", "seeds"]
     return table(head, rows, "Mean reward", "numbers")
 
 
-def _quarters(run: Metrics) -> tuple[float, float]:
-    rewards = [float(row["reward/mean"] or 0.0) for row in run if isinstance(row.get("reward/mean"), int | float)]
+def _rewards(run: Metrics) -> list[float | None]:
+    """Of each iteration; None where it was not finite."""
+    found = [row["reward/mean"] for row in run if "reward/mean" in row]
+    return [float(value) if isinstance(value, int | float) else None for value in found]
+
+
+def _quarters(rewards: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Means of the first and the last quarter; None where one of its numbers was not finite."""
     size = max(1, len(rewards) // 4)
-    return sum(rewards[:size]) / size, sum(rewards[-size:]) / size
+    return _mean(rewards[:size]), _mean(rewards[-size:])
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
 
 
 def stability(found: Reproduction) -> Html:
-    """Importance ratios before clipping, over all CGRU runs that removed an object."""
+    """Importance ratios before clipping, over all CGRU runs."""
     title, lead = "Importance ratios", "Ratios far from 1 mean that an update left the data it was computed from."
-    runs = _cgru_runs(found)
-    if not runs:
-        return section(title, lead, hole("No CGRU run removed an object."), anchor="ratios")
+    groups = {"objects": "Runs that removed an object", "ddpo": "Runs on the reward that forgets nothing"}
+    parts: list[Content] = []
+    for experiment, heading in groups.items():
+        if runs := _cgru_runs(found, experiment):
+            seeds = len({done.cell.seed for done in found.of(experiment) if done.run and done.cell.method == "cgru"})
+            parts += _ratio_charts(heading, runs, seeds)
+    return section(title, lead, *(parts or [hole("No CGRU run was made.")]), anchor="ratios")
+
+
+def _ratio_charts(heading: str, runs: Sequence[Metrics], seeds: int) -> list[Html]:
     merged = _merged(runs)
-    count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    count = f"{len(runs)} run{'s' * (len(runs) > 1)} of {seeds} seed{'s' * (seeds > 1)}"
     words = f"Mean over {count}, before clipping; `largest` is the mean of the runs' largest distance from 1."
-    parts = [
+    return [
+        tag("h4", heading),
         _chart("Mean ratio, and the largest distance from 1", ratios(merged)),
         _chart("Spread of the ratios by denoising step (0 is pure noise)", ratio_steps(merged)),
         note(words),
     ]
-    return section(title, lead, *parts, anchor="ratios")
 
 
-def _cgru_runs(found: Reproduction) -> list[Metrics]:
-    return [done.run.metrics for done in found.of("objects") if done.run and done.cell.method == "cgru"]
+def _cgru_runs(found: Reproduction, experiment: str) -> list[Metrics]:
+    return [done.run.metrics for done in found.of(experiment) if done.run and done.cell.method == "cgru"]
 
 
 def _merged(runs: Sequence[Metrics]) -> list[dict[str, Scalar]]:

@@ -18,7 +18,12 @@ from cgru.report.reproduced import Done, Reproduction
 from cgru.tasks import load_lexicon
 
 OBJECTS = ("canvas", "unlearncanvas")
-COLUMNS = {"ua": "UA ↑", "ira": "IRA ↑", "average": "average ↑", "cra": "CRA ↑", "frechet_judge": "Fréchet distance ↓"}
+COLUMNS = {"ua": "UA ↑", "ira": "IRA ↑", "average": "average ↑", "cra": "CRA ↑", "frechet": "Fréchet distance ↓"}
+FRECHET = {
+    False: "The Fréchet distance is between the object judge's features: it is no FID of the literature.",
+    True: "The Fréchet distance is FID against MJHQ-30K, which the paper may not have used.",
+}
+"""Whether there is an evaluation by `fid` -> what the column is."""
 PARAPHRASE = "paraphrase"
 WORDED = {"paraphrase_ua": "UA ↑", "paraphrase_ua_unseen_words": "UA, held-out words ↑", "paraphrase_ira": "IRA ↑"}
 Labelled = tuple[str, Mapping[str, float]]
@@ -28,17 +33,22 @@ Labelled = tuple[str, Mapping[str, float]]
 def objects(found: Reproduction) -> Html:
     """Table 1: each method over the classes."""
     title, lead = "Object removal", "Each class is removed by a run of its own; a row is the mean over its classes."
+    if words := mixed(found):
+        return section(title, lead, hole(words), anchor="objects")
     rows = {method: _scores(found, method) for method in methods(found)}
     means = {method: {key: mean(scores, key) for key in COLUMNS} for method, scores in rows.items()}
-    best = {key: _best([row[key] for row in means.values()], is_lower="↓" in words) for key, words in COLUMNS.items()}
+    # Bold only where all methods removed the same classes: else the mean tells of the classes, too.
+    is_fair = len({tuple(sorted(label for label, _ in scores)) for scores in rows.values()}) == 1
+    values = {key: [row[key] for row in means.values()] if is_fair else [] for key in COLUMNS}
+    best = {key: _best(values[key], is_lower="↓" in words) for key, words in COLUMNS.items()}
     body: list[list[Content]] = [_base_row(found)] if found.of("objects", is_base=True) else []
     for method, row in means.items():
         cells = [_mean_cell(row[key], best[key]) for key in COLUMNS]
         planned = len([done for done in found.of("objects") if done.cell.method == method])
         body.append([method.upper(), *cells, f"{len(rows[method])} of {planned}"])
     words = (
-        "Average is (UA + IRA) / 2. Small: 95 % interval, bootstrap over classes. Bold: best of the methods, computed. "
-        "The Fréchet distance is between the object judge's features: it is no FID of the literature."
+        "Average is (UA + IRA) / 2. Small: 95 % interval, bootstrap over classes. Bold: best of the methods, computed, "
+        f"where all removed the same classes. {FRECHET[_has_fid(found)]}"
     )
     head = ["", *COLUMNS.values(), "runs"]
     first = table(head, body, "Methods, mean over classes", "numbers")
@@ -82,12 +92,29 @@ def of_objects(done: Done) -> Evaluation | None:
 def _scores(found: Reproduction, method: str) -> list[Labelled]:
     """Class and values of each finished run of a method."""
     runs = [done for done in found.of("objects") if done.cell.method == method]
-    return [(str(done.cell.concept), _averaged(hit.scores)) for done in runs if (hit := of_objects(done))]
+    return [(str(done.cell.concept), _averaged(hit.scores) | _fid(done)) for done in runs if (hit := of_objects(done))]
 
 
 def _averaged(scores: Mapping[str, Any]) -> dict[str, float]:
     values = _values(scores)
-    return {**values, "average": (values["ua"] + values["ira"]) / 2}
+    frechet = {"frechet": values["frechet_judge"]} if "frechet_judge" in values else {}
+    return {**values, **frechet, "average": (values["ua"] + values["ira"]) / 2}
+
+
+def mixed(found: Reproduction) -> str:
+    """Why there is no mean over the runs; empty where there is."""
+    return " ".join(filter(None, (found.mixed("objects", name) for name in (*OBJECTS, PARAPHRASE, "fid"))))
+
+
+def _has_fid(found: Reproduction) -> bool:
+    return any(done.find("fid") for done in found.of("objects"))
+
+
+def _fid(done: Done) -> dict[str, float]:
+    """FID of a model other than Emoji Canvas, by a benchmark of its own."""
+    hit = done.find("fid")
+    values = [value for key, value in _values(hit.scores).items() if key.startswith("fid_")] if hit else []
+    return {"frechet": values[0]} if values else {}
 
 
 def mean(rows: Sequence[Labelled], key: str) -> dict[str, Any] | None:

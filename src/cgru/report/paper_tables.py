@@ -13,6 +13,7 @@ from cgru.report.records import Evaluation
 from cgru.report.reproduced import Done, Reproduction
 
 SAFETY = ("hazard", "i2p")
+COUNTED = {"hazard": "Pictures in which a category is seen", "i2p": "Detections by category"}
 EXAMPLES = 4
 """Attacked prompts that are shown of each model."""
 
@@ -24,24 +25,31 @@ def safety(found: Reproduction) -> Html:
     hits = [(_who(done), hit, done) for done in [*base, *runs] if (hit := _first(done, SAFETY))]
     if not hits:
         return section(title, lead, hole("Not run: no model without the concept was measured."), anchor="safety")
+    if words := next(filter(None, (found.mixed("safety", name) for name in (*SAFETY, "clipscore"))), ""):
+        return section(title, lead, hole(words), anchor="safety")
     names = list(hits[0][1].scores["detections"]["by_category"])
     body = [[who, *_counts(hit, names), _clipscore(done)] for who, hit, done in hits]
     pictures = hits[0][1].scores["detections"]["pictures"]
     head = ["", *names, "total ↓", "of pictures", "CLIPScore ↑"]
     reductions = [_reduction(who, hit) for who, hit, _ in hits]
-    words = (
-        f"{pictures} explicit pictures. CLIPScore of the evaluation-only CLIP on canvas' prompts; small: 95 % interval."
-    )
-    parts = [table(head, body, "Pictures in which a category is seen", "numbers"), *reductions, note(words)]
+    words = f"{pictures} pictures. {_clipscore_of(hits)}Small: 95 % interval."
+    caption = COUNTED[hits[0][1].scores["benchmark"]]
+    parts = [table(head, body, caption, "numbers"), *reductions, note(words)]
     return section(title, lead, *parts, anchor="safety")
 
 
 def _counts(hit: Evaluation, names: Sequence[str]) -> list[Content]:
     counted = hit.scores["detections"]["by_category"]
     row = [counted.get(name, 0) for name in names]
-    rate = hit.scores["measurements"].get("hazard_detections")
+    found = hit.scores["measurements"]
+    rate = found.get("hazard_detections") or found.get("nude_images")
     share = tag("span", shown(rate), tag("small", interval(rate))) if rate else "—"
     return [*row, tag("strong", sum(row)), share]
+
+
+def _clipscore_of(hits: Sequence[tuple[str, Evaluation, Done]]) -> str:
+    variants = {str(hit.protocol.get("variant")) for _, _, done in hits if (hit := done.find("clipscore"))}
+    return f"CLIPScore of {', '.join(sorted(variants))} (docs/evaluation.md). " if variants else ""
 
 
 def _clipscore(done: Done) -> Html:
@@ -70,13 +78,16 @@ def attacks(found: Reproduction) -> Html:
     hits = [(_who(done), hit, done) for done in _safety_cells(found) if (hit := done.find("unlearndiffatk"))]
     if not hits:
         return section(title, lead, hole("Not run: no attack was made."), anchor="attack")
+    if words := found.mixed("safety", "unlearndiffatk"):
+        return section(title, lead, hole(words), anchor="attack")
     body: list[list[Content]] = [
         [_attacked(who, hit), *(_share(hit, key) for key in ("pre_asr", "post_asr")), _effort(hit)]
         for who, hit, _ in hits
     ]
     head = ["", "pre-ASR ↓", "post-ASR ↓", "prompts and schedule"]
-    words = "The base is attacked with the concept's word taken out of its prompts: a working attack brings it back."
-    parts: list[Content] = [table(head, body, "Attack success rates", "numbers"), note(words)]
+    parts: list[Content] = [table(head, body, "Attack success rates", "numbers")]
+    if any(hit.protocol.get("without_word") for _, hit, _ in hits):
+        parts.append(note("The base's prompts are without the concept's word: a working attack brings it back."))
     for who, hit, _ in hits:
         parts += [tag("h4", _attacked(who, hit)), *_examples(hit)]
     return section(title, lead, *parts, anchor="attack")

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cgru.presets import is_hazard
+from cgru.presets import EMBEDDED, is_hazard
 from cgru.report.kinds import ATTACKS, Kind, kind_of
 from cgru.runs import METRICS, Run, Scalar, read_metrics
 
@@ -117,13 +117,18 @@ def read_record(path: str | Path) -> Record:
     evaluations, no_scores = _evaluations(run)
     holes = [*_state(run, len(metrics)), *no_metrics, *no_fit, *no_scores]
     record = Record(run, run.manifest, metrics, fit, tuple(sorted(evaluations, key=partial(_order, run))), tuple(holes))
-    return record if record.main else replace(record, holes=(_unknown(run), *holes))
+    is_known = record.main or any(found.scores["benchmark"] == "i2p" for found in evaluations)  # it has no target
+    return record if is_known else replace(record, holes=(_unknown(run), *holes))
 
 
 def _unknown(run: Run) -> str:
     concept = run.config.concept
-    benchmark = ["--benchmark", "hazard"] if is_hazard(concept) else []
-    command = shlex.join(["cgru", "evaluate", str(run.path), *benchmark, "--target", concept])
+    if run.config.model != EMBEDDED:
+        objects, nudity = "--benchmark unlearncanvas --judges FOLDER --target", "--benchmark i2p --source FILE.csv"
+        command = f"cgru evaluate {run.path} {objects} {shlex.quote(concept)}, or for nudity {nudity}"
+    else:
+        benchmark = ["--benchmark", "hazard"] if is_hazard(concept) else []
+        command = shlex.join(["cgru", "evaluate", str(run.path), *benchmark, "--target", concept])
     return f"Not evaluated on {concept}: what was forgotten and kept is not known. Run: {command}"
 
 

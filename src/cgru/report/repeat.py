@@ -56,7 +56,17 @@ def evaluate_command(record: Record, evaluation: Evaluation) -> str:
     reference = found.get("reference")
     if isinstance(reference, Mapping) and "sha256" in reference:  # only its name is stored: folders move
         words += ["--reference", str(reference.get("name"))]
+    elif name == "clipscore" and found.get("variant") == "clip-l14-336":  # its prompts come from a folder
+        words += ["--reference", "FOLDER"]
+    words += ["--compile"] if found.get("compiled") else []
+    words += _allowed(found)
     return shlex.join([*words, *([] if evaluation.base else ["--no-base"])])
+
+
+def _allowed(protocol: Mapping[str, Any]) -> list[str]:
+    """Judges that were asked for by name though they are relatives."""
+    names = dict.fromkeys(relative.partition(":")[0] for relative in protocol.get(STAMP) or ())
+    return ["--allow-judge", ",".join(names)] if names else []
 
 
 def _attack_command(record: Record, evaluation: Evaluation) -> str:
@@ -64,6 +74,10 @@ def _attack_command(record: Record, evaluation: Evaluation) -> str:
     options = {"target": evaluation.target, "prompts": found.get("prompts"), "tokens": found.get("tokens")}
     options |= {"schedule": found.get("schedule", {}).get("name"), "seed": found.get("attack_seed")}
     words = ["cgru", "attack", str(record.run.path), *_options(options | {"dtype": found.get("dtype")})]
+    # Where a user's files lie is not part of a protocol.
+    words += ["--source", "FILE", "--judge", "JUDGE"] if "prompts_sha256" in found else []
+    words += ["--pictures", "FOLDER"] if "pictures_sha256" in found else []
+    words += _allowed(found)
     return shlex.join([*words, *(["--without-word"] if found.get("without_word") else [])])
 
 

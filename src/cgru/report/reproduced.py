@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cgru.experiments.cells import Cell, from_record
-from cgru.report.records import Evaluation, Record, read_evaluation, read_record
+from cgru.report.records import Evaluation, Record, comparable, differing, read_evaluation, read_record
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,29 @@ class Done:
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """Of the run, or of the base."""
-        return self.run.evaluations if self.run else self.base
+        """Of the run, or of the base: those that the cell made, not what was tried by hand in the same folder."""
+        if self.run is None:
+            return self.base
+        named = {Path(folder).name for folder in self.folders}
+        return tuple(found for found in self.run.evaluations if found.folder.name in named)
+
+    @property
+    def folders(self) -> list[str]:
+        """Where the cell left its evaluations and attacks."""
+        record = self.record or {}
+        return [*record.get("evaluations", []), *record.get("attacks", [])]
+
+    @property
+    def lost(self) -> list[str]:
+        """What the cell made and cannot be read any more."""
+        if self.run is None:
+            return []
+        read = {found.folder.name for found in self.evaluations}
+        words = [
+            f"{folder} is damaged, gone or of another edit" for folder in self.folders if Path(folder).name not in read
+        ]
+        has_log = self.cell.stage == "critic" or self.run.metrics
+        return words if has_log else [*words, "its training log is damaged or gone"]
 
     def find(self, benchmark: str) -> Evaluation | None:
         """The evaluation by a benchmark; variants are part of its name."""
@@ -61,7 +82,16 @@ class Reproduction:
     def holes(self) -> list[str]:
         """What is missing, cell by cell."""
         told = [f"{done.cell.name}: {done.state}" for done in self.cells if done.state != "done"]
-        return [*told, *(f"{done.cell.name}: {words}" for done in self.cells for words in done.holes)]
+        return [*told, *(f"{done.cell.name}: {words}" for done in self.cells for words in (*done.holes, *done.lost))]
+
+    def mixed(self, experiment: str, benchmark: str) -> str:
+        """Why evaluations of an experiment's runs may not stand in one mean; empty where they may."""
+        found = [hit for done in self.of(experiment) if (hit := done.find(benchmark))]
+        other = next((hit for hit in found[1:] if _kind(hit) != _kind(found[0])), None)
+        if other is None:
+            return ""
+        keys = ", ".join(differing(found[0].protocol, other.protocol)) or "version"
+        return f"Runs were measured by different protocols of {benchmark} ({keys}), so there is no mean over them."
 
 
 def read_reproduction(out: Path) -> Reproduction:
@@ -71,6 +101,10 @@ def read_reproduction(out: Path) -> Reproduction:
         raise FileNotFoundError(f"{str(out)!r} has no plan.json; allowed: a folder that `cgru reproduce` wrote.")
     plan = json.loads(path.read_text(encoding="utf-8"))
     return Reproduction(out, plan, tuple(_done(out, row) for row in plan["cells"]))
+
+
+def _kind(found: Evaluation) -> tuple[str, str]:
+    return found.name, comparable(found.protocol)
 
 
 def _done(out: Path, row: Mapping[str, Any]) -> Done:

@@ -5,25 +5,29 @@ A cell that is missing, failed or was made by another definition is a marked hol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cgru.report import literature, paper_figures, paper_objects, paper_tables
 from cgru.report.html import Content, Html, command, hole, joined, section, table, tag
-from cgru.report.page import frame
+from cgru.report.page import LIMIT, frame
 from cgru.report.reproduced import Done, Reproduction
 
-SECTIONS = (
-    paper_objects.objects,
-    paper_objects.classes,
-    paper_objects.confusions,
-    paper_figures.trade_off,
-    paper_figures.before_after,
-    paper_tables.safety,
-    paper_tables.attacks,
-    paper_figures.against_ddpo,
-    paper_figures.stability,
-    paper_tables.critics,
-)
+Section = Callable[[Reproduction], Html]
+SECTIONS: Mapping[Section, str] = {
+    paper_objects.objects: "objects",
+    paper_objects.classes: "objects",
+    paper_objects.confusions: "objects",
+    paper_figures.trade_off: "objects",
+    paper_figures.before_after: "objects",
+    paper_tables.safety: "safety",
+    paper_tables.attacks: "safety",
+    paper_figures.against_ddpo: "ddpo",
+    paper_figures.stability: "objects",
+    paper_tables.critics: "critic",
+}
+"""Section -> the experiment it is made of, in the paper's order."""
+PAIRS = (6, 3, 1, 0)
+"""Pictures before and after that are tried, of the concept and of the rest each: the first that fits."""
 PARTS = {
     "objects": "Object removal",
     "classes": "Each class",
@@ -39,16 +43,26 @@ PARTS = {
     "cells": "How to repeat this",
 }
 """Anchor -> words of the contents."""
+ANCHORS = dict(zip(SECTIONS, PARTS, strict=False))
+"""Section -> its anchor: both tables have one order."""
 
 
-def reproduction_page(found: Reproduction) -> str:
-    """One self-contained HTML file."""
+def reproduction_page(found: Reproduction, limit: int = LIMIT) -> str:
+    """One self-contained HTML file of at most `limit` bytes: pictures give way, numbers never do."""
+    for count in PAIRS:
+        page = _page(found, count)
+        if len(page.encode()) <= limit:
+            break
+    return page
+
+
+def _page(found: Reproduction, count: int) -> str:
     plan = found.plan
     title = f"The paper's experiments, scale {plan['scale']}"
     parts: list[Content] = [
         _contents(),
         _summary(found),
-        *(part(found) for part in SECTIONS),
+        *(_part(found, experiment, part, count) for part, experiment in SECTIONS.items()),
         literature.block("literature"),
         _cells(found),
     ]
@@ -57,6 +71,14 @@ def reproduction_page(found: Reproduction) -> str:
     return frame(
         title, "Reproduction", about, joined(parts), "Made by cgru reproduce from its own files; it loads nothing else."
     )
+
+
+def _part(found: Reproduction, experiment: str, part: Section, count: int) -> Html:
+    """A section; where its experiment is not in the plan (--only), the hole that says so."""
+    if any(done.cell.experiment == experiment for done in found.cells):
+        return paper_figures.before_after(found, count) if part is paper_figures.before_after else part(found)
+    anchor = ANCHORS[part]
+    return section(PARTS[anchor], "", hole(f"Not asked for: the plan has no cells of {experiment}."), anchor=anchor)
 
 
 def _contents() -> Html:
@@ -100,5 +122,6 @@ def _seconds(done: Done) -> str:
 
 def _commands(found: Reproduction, done: Done) -> Html:
     run = (done.record or {}).get("run")
-    place = str(found.out / run) if run else None
-    return tag("pre", "\n".join(done.cell.commands(place)), tabindex=0)
+    place = found.out / run if run else None
+    device = str(found.plan.get("device", "auto"))
+    return tag("pre", "\n".join(done.cell.commands(place, device)), tabindex=0)
