@@ -15,7 +15,7 @@ from cgru.cli.board import Board, shown
 from cgru.cli.sweeping import write_page
 from cgru.experiments.cluster import note_of
 from cgru.experiments.sweep import Sweep, plan
-from cgru.experiments.work import carry_out
+from cgru.experiments.work import carry_out, only_one
 from cgru.runs import Run
 
 CELLS = plan(Sweep(("Dogs", "Cats"), settings=("policy.iterations=5",)))
@@ -99,13 +99,23 @@ def test_what_needs_no_cluster_is_checked_before_one_is_started(
     assert told in capsys.readouterr().err
 
 
+def test_a_folder_where_another_command_is_at_work_is_refused(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
+    Path("out").mkdir()
+    with only_one(Path("out")):
+        assert main(["sweep", "Dogs", "--out", "out"]) == 2
+    assert "another cgru command is at work in 'out'" in capsys.readouterr().err
+
+
 def test_events_are_lines(tmp_path: Path) -> None:
     with shown(CELLS, tmp_path, is_quiet=True) as board:
         lines: list[str] = []
         heard = Board(tmp_path, board.rows, lines.append)
     _, dogs, cats = CELLS
     note_of(tmp_path, dogs).parent.mkdir()
-    note_of(tmp_path, dogs).write_text('{"host": "far", "pid": 7}')
+    note_of(tmp_path, dogs).write_text('{"host": "far", "pid": 7, "from_iteration": 3}')
     heard.look()
     heard.look()
     run = Run.create(tmp_path / "runs", dogs.config("auto"))
@@ -116,7 +126,7 @@ def test_events_are_lines(tmp_path: Path) -> None:
     heard.told(cats, {"error": "no such thing"})
     heard.told(dogs, {"seconds": {"training": 75.2, "attack": 0.0}})
     assert [line.partition("] ")[2] for line in lines] == [
-        "dogs-cgru-s0: at work on far",
+        "dogs-cgru-s0: at work on far, going on from iteration 3",
         "dogs-cgru-s0: again after: its worker was lost",
         "cats-cgru-s0: failed: no such thing",
         "dogs-cgru-s0: done (training 75 s)",

@@ -153,9 +153,19 @@ def test_an_unreachable_cluster_is_said_at_once() -> None:
     with socket.socket() as taken:  # bound and not listening: nobody else can take the port, and nobody answers
         taken.bind(("127.0.0.1", 0))
         begun = time.monotonic()
-        with pytest.raises(ValueError, match="no Ray cluster answers at '127.0.0.1:.*ray start --head"):
+        with pytest.raises(ValueError, match="no Ray cluster at '127.0.0.1:.*ray start --head"):
             connect(f"127.0.0.1:{taken.getsockname()[1]}")
     assert time.monotonic() - begun < 5
+
+
+@needs_ray
+def test_what_listens_and_is_not_ray_is_not_waited_for() -> None:
+    """A server that takes connections and says nothing: Ray itself would try for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        begun = time.monotonic()
+        with pytest.raises(ValueError, match="no Ray cluster at '127.0.0.1:.*no answer of Ray's within 2 s"):
+            connect(f"127.0.0.1:{other.getsockname()[1]}", limit=2.0)
+    assert time.monotonic() - begun < 10
 
 
 SETTINGS = (

@@ -5,7 +5,7 @@ import sys
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-from ray.cluster_utils import Cluster  # noqa: E402
+from ray.cluster_utils import Cluster
 
 NODE = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000}
 

@@ -55,9 +55,10 @@ class Board:
     def look(self) -> None:
         """Read from the folder what has changed."""
         for row in self.rows.values():
-            if row.state == "waiting" and (host := _host(note_of(self.out, row.cell))):
-                row.state, row.where = "at work", host
-                self._event(row, f"at work on {host}")
+            if row.state == "waiting" and (note := _read_note(note_of(self.out, row.cell))):
+                row.state, row.where = "at work", note["host"]
+                since = f", going on from iteration {note['from_iteration']}" if note["from_iteration"] else ""
+                self._event(row, f"at work on {row.where}{since}")
             if row.state == "at work":
                 row.note = _progress(row)
 
@@ -128,12 +129,12 @@ def _row(cell: Cell, out: Path) -> Row:
     return Row(cell, out / RUNS / run_name(config) / METRICS, config.policy.iterations, state)
 
 
-def _host(note: Path) -> str | None:
+def _read_note(file: Path) -> Mapping[str, Any] | None:
     try:
-        host: str = json.loads(note.read_text(encoding="utf-8"))["host"]
-    except (OSError, ValueError, KeyError):  # not begun
+        note: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not begun
         return None
-    return host
+    return note
 
 
 def _progress(row: Row) -> str:

@@ -45,8 +45,10 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
         if cell.concept is not None and not cell.missing:
             check_prompts(cell.config(options.device))  # what does not fit is said now, not after an hour
     from cgru.evaluation.store import check_writable
+    from cgru.experiments.work import check_free
 
     check_writable(out)
+    check_free(out)
     return lambda: _work(options, cells, out, only)
 
 

@@ -37,9 +37,11 @@ def prepare_sweep(options: asked.Sweep, root: Path) -> Callable[[], int]:
         return lambda: dry_run(cells, options.out, options.device, options.json)
     from cgru.evaluation.store import check_writable
     from cgru.experiments.cluster import connect, disconnect, fit_share
+    from cgru.experiments.work import check_free
 
     check_installed()
     check_writable(options.out)
+    check_free(options.out)
     _check_benchmarks(cells, root)
     nodes = connect(options.address)
     try:
@@ -105,6 +107,9 @@ def _work(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> int:
                 board.told,
                 about=about,
             )
+    except KeyboardInterrupt:
+        print(f"cgru: interrupted; the same command goes on with {str(options.out)!r}.", file=sys.stderr)
+        return 130
     finally:
         disconnect()
     failed = {record["name"]: record["error"] for record in records if "error" in record}

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cgru.experiments.cells import Cell
-from cgru.experiments.work import PLAN, Order, Record, attempt
-from cgru.runs import atomic_write
+from cgru.experiments.work import PLAN, RUNS, Order, Record, attempt
+from cgru.runs import Run, atomic_write, run_name
 
 AT_WORK = "at-work"
 TICK = 1.0
@@ -27,7 +29,16 @@ TICK = 1.0
 PAUSE = 5.0
 """Seconds before the second try, twice as many before the third: a lost node's last process may still hold the run."""
 PATIENCE = 3.0
-"""Seconds that an address has to answer."""
+"""Seconds that a port has to open."""
+LIMIT = 30.0
+"""Seconds that a cluster has to let us in; a loaded machine takes 10 to import Ray."""
+PROBE = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nobody was asked
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a tip about it is printed where there are GPUs
+}
+"""What Ray reads when it is imported."""
 STORE = 100_000_000
 """Bytes of the embedded cluster's object store: only records of a few kB travel."""
 SMALLEST = 0.001
@@ -136,12 +147,13 @@ def check_installed() -> None:
         )
 
 
-def connect(address: str | None) -> list[Mapping[str, float]]:
-    """Start a cluster on this machine (None), or join one; the resources of its nodes."""
+def connect(address: str | None, limit: float = LIMIT) -> list[Mapping[str, float]]:
+    """Start a cluster on this machine (None), or join one within some seconds; the resources of its nodes."""
     check_installed()
-    if address not in (None, "auto"):
-        _check_reachable(str(address))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    if address is not None:
+        _check_reachable(address)
+        _check_cluster(address, limit)
     import ray
 
     # "local": else RAY_ADDRESS would be joined unasked.
@@ -149,9 +161,7 @@ def connect(address: str | None) -> list[Mapping[str, float]]:
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        where = "on this machine" if address in (None, "auto") else f"at {address!r}"
-        why = str(error).strip().partition("\n")[0]
-        raise ValueError(f"no Ray cluster {where} ({why}); {ADVICE}") from error
+        raise _no_cluster(address, str(error).strip().partition("\n")[0]) from error
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
@@ -163,14 +173,33 @@ def disconnect() -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for a minute, and some versions end the process."""
+    """Whether something listens there; `auto` is looked up by Ray itself."""
+    if address == "auto":
+        return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise ValueError(f"--address {address!r} is no address; {ADVICE}")
     try:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except OSError as error:
-        raise ValueError(f"no Ray cluster answers at {address!r} ({error.strerror or error}); {ADVICE}") from error
+        raise _no_cluster(address, error.strerror or str(error)) from error
+
+
+def _check_cluster(address: str, limit: float) -> None:
+    """Whether it is Ray. In a process that can be ended: where something else listens, Ray itself waits for minutes."""
+    command = [sys.executable, "-c", PROBE, address]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise _no_cluster(address, f"no answer of Ray's within {limit:g} s") from None
+    if asked.returncode:
+        lines = asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"]
+        raise _no_cluster(address, lines[-1])
+
+
+def _no_cluster(address: str | None, why: str) -> ValueError:
+    where = "on this machine" if address in (None, "auto") else f"at {address!r}"
+    return ValueError(f"no Ray cluster {where} ({why}); {ADVICE}")
 
 
 class RayPool:
@@ -228,7 +257,19 @@ def at_node(cell: Cell, order: Order, here: Path, pause: float) -> Record:
         return {"error": f"{host} does not see {str(order.out)!r}; allowed: an --out on storage that all nodes share."}
     if here.is_dir():  # so that relative paths in settings mean what they meant to the user
         os.chdir(here)
-    where = {"host": host, "node": ray.get_runtime_context().get_node_id(), "pid": os.getpid()}
+    node = ray.get_runtime_context().get_node_id()
+    where = {"host": host, "node": node, "pid": os.getpid(), "from_iteration": reached(cell, order)}
     note_of(order.out, cell).parent.mkdir(exist_ok=True)
     atomic_write(note_of(order.out, cell), json.dumps(where) + "\n")
     return {**attempt(cell, order), **where}
+
+
+def reached(cell: Cell, order: Order) -> int:
+    """The iterations of its run that a checkpoint holds, so which need not be done again."""
+    from cgru.pipeline.observer import POLICY_STAGE
+
+    if cell.concept is None:
+        return 0
+    config = cell.config(order.device)
+    newest = Run(order.out / RUNS / run_name(config), config).latest(POLICY_STAGE)
+    return 0 if newest is None else newest[0]

@@ -89,6 +89,13 @@ def only_one(out: Path) -> Iterator[None]:
         yield
 
 
+def check_free(out: Path) -> None:
+    """The same before anything is started or written."""
+    if (out / LOCK).is_file():
+        with only_one(out):
+            pass
+
+
 def write_plan(out: Path, cells: Sequence[Cell], about: Mapping[str, Any]) -> None:
     """What the page starts from; experiments that an earlier command of this scale and model planned stay in it."""
     rows = [{**asdict(cell), "fingerprint": cell.fingerprint} for cell in cells]
