@@ -1,4 +1,4 @@
-"""What a user may pass as "own_canvas:load": canvas with two classes, styles and steps, under the whole judges."""
+"""What a user may pass as "own_canvas:load": canvas with two classes, two styles and one step, its judges whole."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,4 +12,4 @@ def load(images: int, root: Path = ROOT) -> Canvas:
     """2 × 2 prompts."""
     whole = load_benchmark(images, root)
     few = replace(whole.vocabulary, classes=("Cats", "Dogs"), styles=whole.vocabulary.styles[:2])
-    return replace(whole, vocabulary=replace(few, sampling=Sampling(2, 3.0, 0.0)))
+    return replace(whole, vocabulary=replace(few, sampling=Sampling(1, 3.0, 0.0)))
