@@ -35,7 +35,6 @@ LIMIT = 30.0
 PROBE = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nobody was asked
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a tip about it is printed where there are GPUs
 }
 """What Ray reads when it is imported."""
