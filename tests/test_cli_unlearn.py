@@ -252,7 +252,7 @@ def test_a_resume_with_a_changed_config_lists_the_keys(capsys: pytest.CaptureFix
 
 def test_settings_may_stand_anywhere() -> None:
     words = ["unlearn", "Dogs", "a.b=1", "--out", "x=y", "c=2", "--json", "d=3", "--seed=4"]
-    assert gathered(words) == ["unlearn", "Dogs", "--out", "x=y", "--json", "--seed=4", "a.b=1", "c=2", "d=3"]
+    assert gathered(words) == ["unlearn", "Dogs", "a.b=1", "c=2", "d=3", "--out", "x=y", "--json", "--seed=4"]
     assert gathered(["generate", "a=b", "--seed", "1"]) == ["generate", "a=b", "--seed", "1"]
 
 

@@ -77,7 +77,7 @@ def test_a_cell_that_lacks_something_is_not_run(tmp_path: Path) -> None:
 
 def test_a_second_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     tmp_path.joinpath("cells").mkdir()
-    with only_one(tmp_path), pytest.raises(ValueError, match="another cgru reproduce is at work"):
+    with only_one(tmp_path), pytest.raises(ValueError, match="another cgru command is at work"):
         work(tmp_path, critic_cell())
 
 

@@ -34,6 +34,8 @@ FILES = ("reference", "source")
 Record = dict[str, Any]
 Told = Callable[[Cell, Record], None]
 """Called with each cell when it is done, and its record."""
+Execute = Callable[[Sequence[Cell]], Iterator[tuple[Cell, Record]]]
+"""Does cells, in any order, and says what became of each."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,29 @@ class Order:
 def reproduce(
     cells: Sequence[Cell], order: Order, workers: int, told: Told, *, about: Mapping[str, Any]
 ) -> list[Record]:
+    """Do what is left of the plan in processes of this machine; the record of each cell, in the plan's order."""
+    return carry_out(cells, order.out, lambda left: _worked(left, order, workers), told, about=about)
+
+
+def carry_out(
+    cells: Sequence[Cell], out: Path, execute: Execute, told: Told, *, about: Mapping[str, Any]
+) -> list[Record]:
     """Do what is left of the plan and write its files; the record of each cell, in the plan's order."""
-    (order.out / CELLS).mkdir(parents=True, exist_ok=True)
-    with only_one(order.out):
-        return _reproduce(cells, order, workers, told, about)
+    (out / CELLS).mkdir(parents=True, exist_ok=True)
+    with only_one(out):
+        return _carry_out(cells, out, execute, told, about)
 
 
-def _reproduce(cells: Sequence[Cell], order: Order, workers: int, told: Told, about: Mapping[str, Any]) -> list[Record]:
-    out = order.out
+def _carry_out(
+    cells: Sequence[Cell], out: Path, execute: Execute, told: Told, about: Mapping[str, Any]
+) -> list[Record]:
     write_plan(out, cells, about)
     done = {cell.name: record for cell in cells if (record := read_record(out, cell)) and "error" not in record}
     for cell in cells:
         if cell.missing:
             done[cell.name] = _write(out, cell, {"not_run": cell.missing})
     left = [cell for cell in cells if cell.name not in done]
-    for cell, record in _worked(left, order, workers):
+    for cell, record in execute(left):
         done[cell.name] = _write(out, cell, record)
         told(cell, record)
     return [done[cell.name] for cell in cells]
@@ -75,8 +85,15 @@ def only_one(out: Path) -> Iterator[None]:
     with (out / LOCK).open("w") as file:
         if not try_lock(file.fileno()):
             advice = "allowed: one at a time. Wait, or give --out FOLDER."
-            raise ValueError(f"another cgru reproduce is at work in {str(out)!r}; {advice}")
+            raise ValueError(f"another cgru command is at work in {str(out)!r}; {advice}")
         yield
+
+
+def check_free(out: Path) -> None:
+    """The same before anything is started or written."""
+    if (out / LOCK).is_file():
+        with only_one(out):
+            pass
 
 
 def write_plan(out: Path, cells: Sequence[Cell], about: Mapping[str, Any]) -> None:
