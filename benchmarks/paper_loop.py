@@ -89,6 +89,7 @@ def random_critic(problem: Problem, *, tiny: bool) -> nn.Module:
         prior=5.0,
         latent_shape=problem.backbone.latent_shape,
         text_width=int(problem.encode([""]).embeddings.shape[-1]),
+        dtype=problem.backbone.dtype,
     ).to(problem.backbone.device)
 
 

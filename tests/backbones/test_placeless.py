@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cgru.backbones.placeless import FEW_ROWS, PlacelessConv2d, gathered, make_placeless, windowed
+from cgru.backbones.placeless import FEW, PlacelessConv2d, gathered, make_placeless, windowed
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 1, 0), (3, 2, 0)])
@@ -44,8 +44,8 @@ def test_a_network_keeps_its_names_and_weights() -> None:
 
 
 def test_large_maps_stay_with_torch() -> None:
-    conv = nn.Conv2d(1, 1, 3, padding=1).requires_grad_(False)
-    x = torch.randn(1, 1, 2, FEW_ROWS // 2 + 1, generator=torch.Generator().manual_seed(0))
+    conv = nn.Conv2d(1, 1024, 3, padding=1).requires_grad_(False)
+    x = torch.randn(1, 1, 128, FEW // 1024 // 128 + 1, generator=torch.Generator().manual_seed(0))
     assert torch.equal(PlacelessConv2d.of(conv)(x), conv(x))
 
 

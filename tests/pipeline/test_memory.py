@@ -115,6 +115,24 @@ def test_the_low_memory_mode_takes_no_more_of_a_large_card() -> None:
     assert chosen(costs(135, 2.2), costs(135, 0.6), "memory=low").update == 8
 
 
+@pytest.mark.parametrize(
+    ("trajectories", "settings", "expected"),
+    [
+        (16, ("dtype=bf16",), (8, 8)),  # 12 fit: two parts of 8 fill nothing up, 12 and 4 would fill up 8
+        (20, ("compile=true",), (10, 10)),
+        (5, ("dtype=bf16",), (5, 5)),  # no more than there are
+        (16, (), (24, 12)),  # in float32 and not compiled nothing is filled up
+    ],
+)
+def test_one_shape_is_an_equal_part_of_the_batch(
+    trajectories: int, settings: tuple[str, ...], expected: tuple[int, int]
+) -> None:
+    """(21 - 3) · 0.9 = 16.2 GiB hold 12 pairs of 1.3."""
+    config = override(RunConfig(concept="dogs"), [f"policy.trajectories={trajectories}", *settings])
+    found = choose(config, LARGE, fast=lambda: costs(21, 1.3), low=never)
+    assert (found.rollout, found.update) == expected
+
+
 def test_what_is_asked_for_is_taken() -> None:
     assert chosen(costs(9.4, 2.2), costs(9.4, 0.3), "memory=fast").low_memory is False
     assert chosen(costs(9.4, 2.2), costs(9.4, 0.3), "memory=fast").update == 2

@@ -280,7 +280,7 @@ class RunConfig:
     device: Text = "auto"
     """auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
     dtype: Annotated[str, OneOf(("fp32", "bf16", "fp16"))] = "fp32"
-    """Precision of the model; log-probs and LoRA weights are fp32 all the same."""
+    """Precision of the model, and in bf16 of the critic's tower; log-probs and what learns are fp32 all the same."""
     compile: bool = False
     """torch.compile the networks of the policy's stage: minutes first, faster after; for long runs on a GPU."""
     memory: Literal["auto", "fast", "low"] = "auto"

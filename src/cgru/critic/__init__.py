@@ -33,6 +33,7 @@ def build_critic(
     text_width: int,
     seed: int = 0,
     frozen: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> FilmCritic | FrozenCritic | LatentCritic:
     """Build an untrained critic, float32 on the CPU; the same seed gives the same weights.
 
@@ -49,6 +50,7 @@ def build_critic(
         text_width: last dimension of the text embeddings, for `prompt` and `latent`.
         seed: of the fresh layers.
         frozen: the tower learns nothing, and its features are computed once; `latent` has none.
+        dtype: of the model; beside bf16 the tower computes in bf16, too (fp16 would need its gradients scaled).
     """
     _check(kind, head, view, tower)
     with torch.random.fork_rng(devices=[]):
@@ -66,6 +68,7 @@ def build_critic(
             depths=(tower.network.config.num_hidden_layers,) if frozen else None,
             film=kind != "plain",
             text_width=text_width if kind == "prompt" else None,
+            dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,
         )
         return FrozenCritic(critic) if frozen else critic
 

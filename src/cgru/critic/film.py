@@ -129,6 +129,7 @@ class FilmCritic(nn.Module):
         depths: Sequence[int] | None = None,
         film: bool = True,
         text_width: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Build a critic around a tower, which it owns and trains.
 
@@ -143,8 +144,10 @@ class FilmCritic(nn.Module):
             depths: where FiLM acts: 0 is the first layer's input, i the output of layer i. None: four, evenly spaced.
             film: False is the ablation without time.
             text_width: width of the text embeddings for the prompt-conditioned variant; None ignores the prompt.
+            dtype: what the tower computes in; its weights, FiLM and head are float32 all the same.
         """
         super().__init__()
+        self.dtype = dtype
         self.view: View = view
         self.tower = tower.network.vision_model.requires_grad_(True)  # towers of rewards come frozen
         config = tower.network.config
@@ -180,11 +183,12 @@ class FilmCritic(nn.Module):
 
     def hidden(self, view: Pictures, modulation: Mapping[int, Tensor]) -> Float[Tensor, "k tokens width"]:
         """Return every token after the last layer; `modulation` is (γ, β) for each depth that has one."""
-        hidden = self.tower.pre_layrnorm(self.tower.embeddings(self._pixels(view)))
-        hidden = _modulated(hidden, modulation.get(0))
-        for depth, layer in enumerate(self.tower.encoder.layers, start=1):
-            hidden = _modulated(layer(hidden, None), modulation.get(depth))  # None: no attention mask
-        return hidden
+        with torch.autocast(self.mean.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            hidden = self.tower.pre_layrnorm(self.tower.embeddings(self._pixels(view)))
+            hidden = _modulated(hidden, modulation.get(0))
+            for depth, layer in enumerate(self.tower.encoder.layers, start=1):
+                hidden = _modulated(layer(hidden, None), modulation.get(depth))  # None: no attention mask
+        return hidden.float()
 
     def modulated_features(
         self, token: Float[Tensor, "k width"], time: Int[Tensor, " k"], cond: Conditioning

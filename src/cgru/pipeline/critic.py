@@ -97,6 +97,7 @@ def build_untrained_critic(setting: Setting, prior: float) -> nn.Module:
         text_width=int(problem.encode([""]).embeddings.shape[-1]),
         seed=problem.seed("critic-init"),
         frozen=config.tower == "frozen",
+        dtype=problem.backbone.dtype,
     )
     return critic.to(problem.backbone.device)
 

@@ -8,6 +8,7 @@ what is short, so sizes there are those that were fastest: Emoji Canvas on two c
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cgru import processes
 from cgru.backbones.adapter import attach, detach
 from cgru.backbones.base import Backbone
 from cgru.backbones.lean import low_memory
@@ -86,7 +88,8 @@ def fitting_sizes(config: RunConfig, backbone: Backbone) -> Sizes:
     is_small = torch.Size(backbone.latent_shape).numel() <= 4096
     if backbone.device.type != "cuda":
         rollout, update, decode, score = (64, 64, 64, 256) if is_small else (2, 1, 1, 32)
-        return Sizes(rollout, config.policy.micro_batch or update, decode, score, config.memory == "low")
+        rollout, update = _batches(config, rollout, update)
+        return Sizes(rollout, update, decode, score, config.memory == "low")
     meter = CudaMeter(backbone.device)
     return choose(
         config,
@@ -124,9 +127,7 @@ def _sizes(config: RunConfig, limits: Limits, costs: Costs, *, is_low: bool) -> 
     pairs = fitted(budget, costs.update.fixed, costs.update.each, limits.update)
     most_decoded = min(limits.decode, LOW_DECODE) if is_low else limits.decode
     decode = fitted(budget, costs.decode.fixed, costs.decode.each, most_decoded)
-    update = config.policy.micro_batch or max(1, pairs)
-    # In half precision a batch of another size may round differently, and the first ratio would not be 1.
-    rollout = min(limits.rollout, 2 * max(1, pairs)) if config.dtype == "fp32" else update
+    rollout, update = _batches(config, min(limits.rollout, 2 * max(1, pairs)), max(1, pairs))
     logger.info(
         "memory: %s mode, %d pairs per update and %d latents per decode (a pair takes %.2g GiB, %.3g GiB are free)",
         "low-memory" if is_low else "full-speed",
@@ -136,6 +137,19 @@ def _sizes(config: RunConfig, limits: Limits, costs: Costs, *, is_low: bool) -> 
         costs.free / GIB,
     )
     return Sizes(rollout, update, max(1, decode), limits.score, is_low), pairs
+
+
+def _batches(config: RunConfig, rollout: int, update: int) -> tuple[int, int]:
+    """Trajectories sampled and pairs updated together, given what fits of each.
+
+    In half precision, or compiled, both go through networks of one shape (`backbones.steady`), which fill up what is
+    left over: then it is equal parts of a batch of trajectories, so that no rollout is filled up.
+    """
+    if config.dtype == "fp32" and not config.compile:
+        return rollout, config.policy.micro_batch or update
+    own = math.ceil(config.policy.trajectories / processes.count())
+    size = config.policy.micro_batch or math.ceil(own / math.ceil(own / update))
+    return size, size
 
 
 def _free(costs: Costs, is_low: bool) -> int:
