@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from cgru.backbones.placeless import FEW, PlacelessConv2d, gathered, make_placeless, windowed
+from cgru.backbones.placeless import FEW, FEW_ROWS, PlacelessConv2d, gathered, make_placeless, windowed
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 1, 0), (3, 2, 0)])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 1, 0), (3, 2, 0), (4, 3, 1)])
 def test_it_is_the_convolution_and_its_gradient(kernel: int, stride: int, padding: int) -> None:
     conv = nn.Conv2d(5, 7, kernel, stride, padding).double().requires_grad_(False)
     mine = PlacelessConv2d.of(conv)
@@ -43,9 +43,10 @@ def test_a_network_keeps_its_names_and_weights() -> None:
     assert [type(module).__name__ for module in network] == ["PlacelessConv2d", "Conv2d", "Linear"]
 
 
-def test_large_maps_stay_with_torch() -> None:
-    conv = nn.Conv2d(1, 1024, 3, padding=1).requires_grad_(False)
-    x = torch.randn(1, 1, 128, FEW // 1024 // 128 + 1, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(("channels", "places"), [(1024, FEW // 1024), (1, FEW_ROWS)])
+def test_large_maps_stay_with_torch(channels: int, places: int) -> None:
+    conv = nn.Conv2d(1, channels, 3, padding=1).requires_grad_(False)
+    x = torch.randn(1, 1, 128, places // 128 + 1, generator=torch.Generator().manual_seed(0))
     assert torch.equal(PlacelessConv2d.of(conv)(x), conv(x))
 
 

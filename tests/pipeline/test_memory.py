@@ -106,7 +106,7 @@ def test_a_card_of_12_gb_is_for_the_low_memory_mode(caplog: pytest.LogCaptureFix
     less 3, nine tenths: 5.4, so 16."""
     with caplog.at_level(logging.INFO):
         found = chosen(costs(9.4, 2.2), costs(9.4, 0.3))
-    assert found == Sizes(rollout=16, update=16, decode=4, score=256, low_memory=True)
+    assert found == Sizes(rollout=16, update=16, decode=8, score=256, low_memory=True)
     assert "low-memory mode, 16 pairs" in caplog.records[-1].message
 
 

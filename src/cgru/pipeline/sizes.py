@@ -33,7 +33,7 @@ ENOUGH = 4
 """Pairs at once under which the full-speed mode is none: a device is then better filled in the low-memory mode."""
 LOW_TOTAL = 11 * GIB
 """What the low-memory mode takes of any device: a card of 12 GB less what its driver takes."""
-LOW_DECODE = 4
+LOW_DECODE = 8
 
 
 @dataclass(frozen=True)
