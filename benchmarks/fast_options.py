@@ -2,9 +2,9 @@
 
 Quality: concepts × seeds × arms are trained and judged side by side by `python -m tools.sweep` (one line of
 OUT/results.jsonl a finished cell; the same command again goes on where it stopped, also inside a run). `best` and
-`fast` take all seeds, single options the first `--option-seeds`. Differences to `best` are paired over concept × seed,
-with Student's t interval (95 %) of their mean; pairs of one concept are treated as independent, which they are not
-quite. Time: `--time` trains each arm alone for a few iterations in this process, since among others it means nothing.
+`fast` take all seeds, single options the first `--option-seeds`. Differences to `best` are paired over concept × seed;
+seeds of a concept are alike, so Student's t interval (95 %) is of the means of the concepts. Time: `--time` trains each
+arm alone for a few iterations in this process, since among others it means nothing.
 
     python benchmarks/fast_options.py --out FOLDER [--workers 14] [--device cuda] [--iterations 60] [--until UNIX-TIME]
     python benchmarks/fast_options.py --out FOLDER --time [--timed 6]
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,7 @@ ARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 OURS = ("samples_every=0", "checkpoint_every=20", "watch.every=1000")
 """Of every arm: no strips, and one look of the outside detector, at the end. They change no weights."""
 MEASURES = ("ua", "ira")
-# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom.
+# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the last, a little too wide.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
 
 Table = dict[str, Any]
@@ -142,7 +143,11 @@ def seconds(arm: str, options: argparse.Namespace) -> Table:
 
 def report(out: Path) -> None:
     """Print the table of what is finished, and write it beside the results."""
-    rows = {row["name"]: row for row in read(out / "results.jsonl")}  # the last try of a cell counts
+    # Of the last plan only: short trials in the same folder have names of their own. The last try of a cell counts.
+    planned = (
+        {job["name"] for job in json.loads((out / "jobs.json").read_text())} if (out / "jobs.json").exists() else ()
+    )
+    rows = {row["name"]: row for row in read(out / "results.jsonl") if row["name"] in planned}
     good = [row for row in rows.values() if "error" not in row]
     for name in sorted(rows.keys() - {row["name"] for row in good}):
         print(f"failed: {name}: {rows[name]['error'].strip().splitlines()[-1]}")
@@ -168,7 +173,7 @@ def compared(rows: Sequence[Table], arm: str) -> Table:
     found: Table = {"cells": len(own)}
     for name in MEASURES if own else ():
         found[name] = statistics.mean(share(row, name) for row in own.values())
-        pairs = [share(own[cell], name) - share(base[cell], name) for cell in sorted(own.keys() & base.keys())]
+        pairs = {cell: share(own[cell], name) - share(base[cell], name) for cell in sorted(own.keys() & base.keys())}
         if arm != BASELINE and pairs:
             found[f"{name}_difference"] = paired(pairs)
     return found
@@ -185,14 +190,16 @@ def share(row: Table, name: str) -> float:
     return value
 
 
-def paired(differences: Sequence[float]) -> Table:
-    """Mean difference with its t interval; none of one pair."""
-    n, mean = len(differences), statistics.mean(differences)
-    if n < 2:
-        return {"mean": mean, "low": None, "high": None, "n": n, "pairs": list(differences)}
-    quantile = T95[min(n - 1, len(T95)) - 1]  # beyond the table its last value, which is a little too wide
-    half = quantile * statistics.stdev(differences) / math.sqrt(n)
-    return {"mean": mean, "low": mean - half, "high": mean + half, "n": n, "pairs": list(differences)}
+def paired(differences: Mapping[str, float]) -> Table:
+    """Mean difference over cells "CONCEPT-sSEED", with the t interval of the concepts' means; none of one concept."""
+    concepts: dict[str, list[float]] = {}
+    for cell, difference in differences.items():
+        concepts.setdefault(re.sub(r"-s\d+.*", "", cell), []).append(difference)
+    means = [statistics.mean(found) for found in concepts.values()]
+    mean, k = statistics.mean(means), len(means)
+    half = T95[min(k - 1, len(T95)) - 1] * statistics.stdev(means) / math.sqrt(k) if k > 1 else None
+    ends = {"low": None, "high": None} if half is None else {"low": mean - half, "high": mean + half}
+    return {"mean": mean, **ends, "n": len(differences), "concepts": k, "pairs": dict(differences)}
 
 
 def shown(value: float | None, scale: float = 100, digits: int = 1) -> str:
