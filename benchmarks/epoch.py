@@ -189,23 +189,23 @@ def faster(loop: Loop) -> Loop:
 
 def agreement(options: argparse.Namespace) -> dict[str, Any]:
     """Relative error between policy gradients on the same pairs: ours, the reference's micro-batches, and float32."""
-    loop, found = build(options), {}
+    loop, usual, found = steadied(build(options)), build(options), {}
     for guidance in (loop.problem.config.sampling.guidance, 1.0):
         free = ("policy.trajectories=2", "policy.clip=10", "policy.gradient_norm=1e9", f"sampling.guidance={guidance}")
-        found[f"guidance {guidance:g}"] = _agreement(shortened(loop, options.steps, *free))
+        found[f"guidance {guidance:g}"] = _agreement(*(shortened(each, options.steps, *free) for each in (loop, usual)))
     return found
 
 
-def _agreement(loop: Loop) -> dict[str, Any]:
-    ours = steadied(loop).problem
+def _agreement(loop: Loop, plain: Loop) -> dict[str, Any]:
+    ours = loop.problem
     batch = collect(ours, 0, forget=2)
     draw = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, batch.log_prob.shape, generator=draw).to(batch.x) * 2 - 1
     batch, samples, steps = replace(batch, advantage=signs), *batch.policy_pairs()
     some = torch.randperm(len(samples), generator=draw)[:AGREEMENT_PAIRS]
-    pairs, small = Plan(samples[some], steps[some]), replace(loop.problem, sizes=replace(ours.sizes, update=2))
+    pairs, small = Plan(samples[some], steps[some]), replace(plain.problem, sizes=replace(ours.sizes, update=2))
     fast, first = gradient(ours, loop.learner.parameters, batch, pairs)
-    usual, _ = gradient(small, loop.learner.parameters, batch, pairs)
+    usual, _ = gradient(small, plain.learner.parameters, batch, pairs)
     exact, _ = gradient(*in_float32(small), batch, pairs)
     return {
         "pairs": len(pairs),

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from cgru.backbones.adapter import attach
+from cgru.backbones.compiled import Backend
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 from cgru.backbones.steady import OneShape, compiled_backbone, no_recompiles, steady_backbone
 from cgru.mdp.rollout import rescore, rollout
@@ -91,9 +93,16 @@ def test_rollouts_run_the_updates_graph_and_keep_nothing_of_it(tiny: StableDiffu
     assert modes == [True] * 4 + [False] * 4  # 2 steps of 2 parts
 
 
-def test_what_cannot_be_compiled_stays_as_it_was(tiny: StableDiffusion, caplog: pytest.LogCaptureFixture) -> None:
+def failing(graph: object, inputs: object) -> NoReturn:
+    raise RuntimeError("no Triton here")
+
+
+@pytest.mark.parametrize("backend", ["nonsense", failing])  # refused at once; only when something is to be compiled
+def test_what_cannot_be_compiled_stays_as_it_was(
+    tiny: StableDiffusion, caplog: pytest.LogCaptureFixture, backend: Backend
+) -> None:
     with caplog.at_level(logging.WARNING):
-        found = compiled_backbone(tiny, batch=2, decode_batch=2, guidance=3.0, backend="nonsense")
+        found = compiled_backbone(tiny, batch=2, decode_batch=2, guidance=3.0, backend=backend)
     assert isinstance(found, OneShape) and not found.one_graph
     # One notice: the decoder is not tried.
     assert [record.message.rpartition("; ")[2] for record in caplog.records] == ["the denoiser runs as it is, slower"]
@@ -108,7 +117,7 @@ def test_one_compilation_serves_rollouts_and_updates_alike(tiny: StableDiffusion
     steady = compiled_backbone(
         tiny, batch=2, decode_batch=2, guidance=3.0, regional=regional, backend="aot_eager"
     )  # aot_eager: traced and split as for Inductor, but run op by op
-    assert isinstance(steady, OneShape)
+    assert isinstance(steady, OneShape) and steady.one_graph
     graphs = counters["stats"]["unique_graphs"]
     assert graphs > 0
     with no_recompiles():

@@ -239,6 +239,15 @@ def test_the_mode_is_kept_until_another_is_asked_for(sd_folder: Path, tmp_path: 
     assert sizes_of(run) == replace(begun, rollout=3)  # those of the run count, not what this machine would take
 
 
+def test_resume_keeps_the_mode_that_was_changed_to(sd_folder: Path, tmp_path: Path) -> None:
+    """Begun with memory=fast, gone on with memory=low: the folder's config still says fast."""
+    run = unlearn(config_of(sd_folder, "memory=fast"), tmp_path, until=CRITIC_STAGE)
+    (run.path / "stages" / CRITIC_STAGE / "done.json").unlink()
+    unlearn(config_of(sd_folder, "memory=low"), tmp_path, until=CRITIC_STAGE)
+    resume(run.path)
+    assert sizes_of(run).low_memory
+
+
 def test_another_mode_sizes_anew(sd_folder: Path, tmp_path: Path) -> None:
     run = unlearn(config_of(sd_folder, "memory=fast"), tmp_path, until=CRITIC_STAGE)
     run.annotate(sizes={**run.manifest["extra"]["sizes"], "rollout": 3})
@@ -254,7 +263,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_the_run_keeps_it(
     with caplog.at_level(logging.WARNING):
         run = unlearn(config, tmp_path)
     assert [words[:26] for words in said_of_memory(caplog)] == ["out of memory in an update"]
-    assert sizes_of(run) == Sizes(32, 2, 32, 128)
+    assert sizes_of(run) == Sizes(32, 2, 64, 256)
     begun_smaller = unlearn(config_of(sd_folder, "policy.micro_batch=2"), tmp_path / "smaller")
     rows = [read_metrics(each.path / "metrics.jsonl") for each in (run, begun_smaller)]
     for key in ("policy/loss", "policy/gradient_norm", "reward/mean"):
@@ -268,7 +277,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_the_run_keeps_it(
 
 def test_memory_that_runs_out_again_leaves_the_checkpoint(sd_folder: Path, tmp_path: Path) -> None:
     config = config_of(sd_folder, "policy.micro_batch=4", "reward.name=own_pipeline:on_a_device_that_fills_up")
-    with pytest.raises(TrainingError, match="micro-batches of 2: Tried to allocate 2.00 GiB") as caught:
+    with pytest.raises(TrainingError, match="2 pairs: Tried to allocate 2.00 GiB") as caught:
         unlearn(config, tmp_path)
     assert "\n" not in str(caught.value)
     (path,) = tmp_path.iterdir()

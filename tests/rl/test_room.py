@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from cgru import processes
 from cgru.backbones.steady import OneShape
+from cgru.rl.collect import collect
 from cgru.rl.problem import Learner, Problem, Sizes
 from cgru.rl.retention import make_bank
 from cgru.rl.room import Room
-from cgru.rl.train import iterate, train
+from cgru.rl.train import iterate, rounded_alike, train
 from cgru.rl.update import TrainingError
 
 # 8 trajectories of 2 steps in 2 updates: 8 pairs each in 2 micro-batches of 4, and 4 of the bank.
 SETTINGS = ["policy.iterations=1", "policy.trajectories=8", "sampling.steps=2", "policy.clip=0.1"]
 SETTINGS += ["retention.kl=0.1", "retention.bank=4", "retention.batch=4"]
-BEGUN, HALF = Sizes(rollout=4, update=4, decode=4, score=8), Sizes(rollout=2, update=2, decode=2, score=4)
+BEGUN, HALF = Sizes(rollout=4, update=4, decode=4, score=8), Sizes(rollout=2, update=2, decode=4, score=8)
 
 
 @dataclass
@@ -88,7 +89,7 @@ def test_an_update_is_begun_again_in_half_the_micro_batch(
     assert said.startswith(
         "out of memory in an update (Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.): going on"
     )
-    assert said.endswith("2 pairs per update instead of 4")
+    assert said.endswith("half the batches, 2 pairs instead of 4 pairs")
 
 
 @pytest.mark.parametrize(("network", "what"), [("denoiser", "rollouts"), ("decoder", "rewards")])
@@ -109,9 +110,7 @@ def test_a_second_time_ends_the_run_before_anything_moved(sd_folder: Path) -> No
     problem, learner = start(sd_folder, BEGUN)
     before = {name: parameter.detach().clone() for name, parameter in learner.parameters.items()}
     problem.backbone.denoiser.register_forward_pre_hook(Cramped(most=2))  # room for one pair, and 2 are half of 4
-    with pytest.raises(
-        TrainingError, match="out of memory .an update, micro-batches of 2: Tried.*memory=low"
-    ) as caught:
+    with pytest.raises(TrainingError, match="out of memory .an update, 2 pairs: Tried.*memory=low") as caught:
         trained(problem, learner)
     assert "\n" not in str(caught.value) and caught.value.__context__ is None  # which would hold the failed graph
     assert learner.updates == learner.iteration == 0
@@ -121,7 +120,7 @@ def test_a_second_time_ends_the_run_before_anything_moved(sd_folder: Path) -> No
 def test_one_pair_cannot_be_halved(sd_folder: Path) -> None:
     problem, learner = start(sd_folder, replace(BEGUN, update=1))
     problem.backbone.denoiser.register_forward_pre_hook(Cramped(most=1))
-    with pytest.raises(TrainingError, match="micro-batches of 1"):
+    with pytest.raises(TrainingError, match="an update, 1 pairs"):
         iterate(problem, learner, None)
 
 
@@ -132,7 +131,7 @@ def test_other_errors_are_not_taken_for_it(sd_folder: Path) -> None:
     room = Room(tiny_problem(sd_folder, sizes=BEGUN))
     with pytest.raises(RuntimeError, match="out of luck"):
         room.attempt("an update", fail)
-    assert not room.is_halved and room.problem.sizes == BEGUN
+    assert not room.halved and room.problem.sizes == BEGUN
 
 
 def test_parts_of_one_shape_follow(sd_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,7 +142,8 @@ def test_parts_of_one_shape_follow(sd_folder: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         trained(problem, learner, told.append)
     (now,) = told
-    assert isinstance(now.backbone, OneShape) and (now.backbone.batch, now.backbone.decode_batch) == (2, 2)
+    assert isinstance(now.backbone, OneShape) and (now.backbone.batch, now.backbone.decode_batch) == (2, 4)
+    assert not now.backbone.one_graph  # no graph fits
     assert "compiled graphs do not fit that" in caplog.records[0].message
 
 
@@ -152,7 +152,22 @@ def test_parts_of_one_shape_follow(sd_folder: Path, caplog: pytest.LogCaptureFix
     [(Sizes(32, 16, 12, 256, True), Sizes(16, 8, 6, 128, True)), (Sizes(1, 3, 1, 1), Sizes(1, 1, 1, 1))],
 )
 def test_half_of_sizes(sizes: Sizes, expected: Sizes) -> None:
-    assert sizes.halved() == expected
+    """Each kind alone: decoding has no say in how pairs round."""
+    assert sizes.halved("pairs") == replace(sizes, rollout=expected.rollout, update=expected.update)
+    assert sizes.halved("pictures") == replace(sizes, decode=expected.decode, score=expected.score)
+
+
+def test_in_half_precision_log_probs_follow_the_smaller_batch(sd_folder: Path) -> None:
+    """Those of the policy's own trajectories; the first one explored, under another prompt."""
+    problem, learner = start(sd_folder, BEGUN, "dtype=bf16")
+    small = replace(problem, sizes=HALF)
+    trajectory = collect(problem, 0, forget=3)
+    off = replace(trajectory, log_prob=trajectory.log_prob + 1.0)
+    found = rounded_alike(off, BEGUN, small, first=1)
+    assert torch.equal(found.log_prob[0], off.log_prob[0])
+    random = found.stochastic
+    torch.testing.assert_close(found.log_prob[1:, random], trajectory.log_prob[1:, random], atol=1e-2, rtol=0)
+    assert rounded_alike(off, BEGUN, problem, first=1) is off  # nothing was halved
 
 
 def cramped_in_one(folder: str, most: int) -> tuple[dict[str, Any], Sizes]:
@@ -177,4 +192,4 @@ def test_all_processes_halve_together(sd_folder: Path, expected: dict[str, Tenso
 def test_all_processes_end_together(sd_folder: Path) -> None:
     for error in side_by_side(2, cramped_in_one, str(sd_folder), 1):
         assert isinstance(error, Raised) and error.kind == "TrainingError", error
-        assert "micro-batches of 2" in error.text
+        assert "2 pairs" in error.text

@@ -2,7 +2,7 @@
 
 `rank` and `alpha` go into the file's metadata, so `pipe.load_lora_weights(folder)` scales it as we do. The factors are
 float32 whatever the network's dtype: an optimiser step of 3e-4 is below bf16's resolution. Their products are in the
-network's dtype: in float32 they would cost a fifth of a rollout. B starts at zero, so the policy starts as the base.
+network's dtype: in float32 they would cost an eighth of a rollout. B starts at zero, so the policy starts as the base.
 """
 
 from __future__ import annotations
@@ -131,8 +131,7 @@ def merged(denoiser: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer, weight in zip(layers, kept, strict=True):
-            if layer.merged:
-                layer.unmerge()  # by subtraction, which leaves rounding behind
+            layer.merged_adapters.clear()  # peft's own unmerging subtracts, which leaves rounding behind
             layer.get_base_layer().weight.data = weight
 
 

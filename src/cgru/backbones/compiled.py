@@ -43,30 +43,36 @@ def compile_network(
     probe: Callable[[], object],
     *,
     what: str,
-    regional: bool = False,
+    glimpse: Callable[[], object] | None = None,
     backend: Backend = "inductor",
 ) -> float | None:
-    """As `compile_denoiser`, for any network; `what` names it in the warning, `regional` compiles its blocks alone."""
+    """As `compile_denoiser`, for any network; `what` names it in the warning.
+
+    With `glimpse`, a call on one sample, only blocks of the network are compiled: those that it shows to be large.
+    """
     begun = time.perf_counter()
     whole: Any = network  # torch's types leave memory_format out
-    parts = _regions(network, probe) if regional else [network]
+    parts, done = [network] if glimpse is None else _regions(network, glimpse), list[nn.Module]()
     whole.to(memory_format=torch.channels_last)
     try:
         for part in parts:
             part.compile(backend=backend, dynamic=False)
+            done.append(part)
         with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
             probe()
+    except torch.OutOfMemoryError:
+        raise  # which has nothing to do with compiling
     except Exception as error:  # no C++ compiler, no Triton, an operator it does not know: of almost any type
         logger.warning("torch.compile failed (%s); %s runs as it is, slower", one_line(error), what)
         whole.to(memory_format=torch.contiguous_format)
-        for part in parts:
+        for part in done:
             part.compile(disable=True)
         return None
     return time.perf_counter() - begun
 
 
-def _regions(network: nn.Module, probe: Callable[[], object]) -> list[nn.Module]:
-    """The blocks worth a graph; a call of `probe` shows the sizes of their maps."""
+def _regions(network: nn.Module, glimpse: Callable[[], object]) -> list[nn.Module]:
+    """The blocks worth a graph."""
     areas: dict[nn.Module, int] = {}
 
     def look(block: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
@@ -74,8 +80,10 @@ def _regions(network: nn.Module, probe: Callable[[], object]) -> list[nn.Module]
 
     blocks = {part: LEAST_MAP[type(part)] for part in network.modules() if type(part) in LEAST_MAP}
     hooks = [block.register_forward_hook(look) for block in blocks]
-    probe()
-    for hook in hooks:
-        hook.remove()
+    try:
+        glimpse()
+    finally:
+        for hook in hooks:
+            hook.remove()
     largest = max(areas.values(), default=0)
     return [block for block, share in blocks.items() if areas.get(block, 0) * share >= largest]

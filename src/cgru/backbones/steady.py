@@ -144,12 +144,17 @@ def compiled_backbone(
                 prediction.sum().backward()
         backbone.denoiser.zero_grad()
 
+    @torch.no_grad()
+    def glimpse() -> None:
+        backbone.predict(x, time, cond, guidance=1.0)
+
     def decode() -> None:
         with torch.no_grad():
             for times in {1, shrink}:
                 steady.decode(x[..., ::times, ::times])
 
-    seconds = compile_network(backbone.denoiser, update, what="the denoiser", regional=regional, backend=backend)
+    blocks = glimpse if regional else None
+    seconds = compile_network(backbone.denoiser, update, what="the denoiser", glimpse=blocks, backend=backend)
     if seconds is None:  # said so; the decoder would fail alike, and say so again
         return plain
     more = compile_network(backbone.decoder, decode, what="the decoder", backend=backend)

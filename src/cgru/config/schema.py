@@ -332,6 +332,17 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
             "per-prompt. Choose one of these, or a critic.",
         ),
         (
+            config.critic.kind in ("latent", "none")
+            and (config.critic.decode, config.critic.tower) != ("full", "trained"),
+            f"critic.kind is {config.critic.kind!r}, critic.decode {config.critic.decode!r} and critic.tower "
+            f"{config.critic.tower!r}; allowed without pictures: full and trained. Set both, or another kind.",
+        ),
+        (
+            config.compile and config.retention.kl_forget > 0,
+            f"compile is true and retention.kl_forget {config.retention.kl_forget}; allowed: one of them: the base's "
+            "predictions would not be compiled and would round differently. Set compile=false.",
+        ),
+        (
             has_critic and config.critic.trajectories > 0 and config.prompts.critic == 0,
             f"critic.trajectories is {config.critic.trajectories} and prompts.critic 0; allowed: prompts for the warm "
             "start, or none of it. Raise prompts.critic, or set critic.trajectories=0.",

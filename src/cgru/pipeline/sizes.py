@@ -148,7 +148,9 @@ def _batches(config: RunConfig, rollout: int, update: int) -> tuple[int, int]:
     if config.dtype == "fp32" and not config.compile:
         return rollout, config.policy.micro_batch or update
     own = math.ceil(config.policy.trajectories / processes.count())
-    size = config.policy.micro_batch or math.ceil(own / math.ceil(own / update))
+    equal = math.ceil(own / math.ceil(own / update))
+    # Among many processes each has few trajectories but still many pairs, and very small batches are slow.
+    size = config.policy.micro_batch or max(equal, min(ENOUGH, update))
     return size, size
 
 

@@ -79,7 +79,7 @@ def resume(path: str | Path, *, listeners: tuple[Listener, ...] = ()) -> Run:
     run = processes.from_main(lambda: Run.open(path))
     _refuse_idle_processes(run.config)
     with exact_float32(), _held(run), _memory_in_words():
-        _stages(run, listeners)
+        _stages(run, listeners, keeps_sizes=True)
     return run
 
 
@@ -120,11 +120,12 @@ def _stages(
     parts: Parts | None = None,
     setting: Setting | None = None,
     until: str = POLICY_STAGE,
+    keeps_sizes: bool = False,
 ) -> None:
     if processes.from_main(lambda: run.is_done(until)):
         logger.info("nothing left to do in %s", run.path)
         return
-    parts = _known_parts(run, parts)
+    parts = _known_parts(run, parts, keeps_sizes)
     heads = reward_stage(run, parts)
     setting = _known_setting(run, parts, heads, setting)
     critic = critic_stage(run, setting)
@@ -148,10 +149,11 @@ def _stages(
     processes.from_main(lambda: _finish(run, observer))
 
 
-def _known_parts(run: Run, parts: Parts | None) -> Parts:
+def _known_parts(run: Run, parts: Parts | None, keeps_sizes: bool) -> Parts:
     """Parts with the sizes and prompts that the run began with."""
     stored: dict[str, Any] = processes.from_main(lambda: run.manifest["extra"])
-    sizes = _stored_sizes(run.config, stored)
+    # The folder's `memory` is that of the first start: a mode or sizes that were found since stay with `cgru resume`.
+    sizes = _stored_sizes("auto" if keeps_sizes else run.config.memory, stored)
     parts = _alike_in_size(run.config, parts or processes.alike(lambda: load_parts(run.config, sizes=sizes)))
     found = prompts_hash(parts.prompts)
     if stored.get("prompts", found) != found:
@@ -164,10 +166,10 @@ def _known_parts(run: Run, parts: Parts | None) -> Parts:
     return parts
 
 
-def _stored_sizes(config: RunConfig, stored: dict[str, Any]) -> Sizes | None:
+def _stored_sizes(memory: str, stored: dict[str, Any]) -> Sizes | None:
     """The sizes that a run was begun with; None before, and where it is now to be in the other memory mode."""
     sizes = Sizes(**stored["sizes"]) if "sizes" in stored else None
-    is_kept = sizes is not None and config.memory in ("auto", "low" if sizes.low_memory else "fast")
+    is_kept = sizes is not None and memory in ("auto", "low" if sizes.low_memory else "fast")
     return sizes if is_kept else None
 
 

@@ -52,7 +52,7 @@ def from_files(problem: Problem, learner: Learner, folder: Path) -> dict[str, An
     """Put a checkpoint's contents into a fresh learner of the same config; returns the extra state."""
     weights = load_file(folder / POLICY)
     for name, parameter in learner.parameters.items():
-        parameter.data = weights[f"last.{name}"].to(parameter.data)
+        parameter.data.copy_(weights[f"last.{name}"])  # in place: a compiled network knows the layout it has
     learner.average, learner.best = (_group(weights, name, learner.parameters) for name in ("average", "best"))
     if isinstance(learner.critic, nn.Module):
         learner.critic.load_state_dict(load_file(folder / CRITIC))

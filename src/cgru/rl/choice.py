@@ -1,9 +1,10 @@
 """Which denoising steps an iteration learns from (ours): fewer of them cost fewer updates, decodes and values.
 
 `each` leaves it to the plans, which draw steps for every trajectory on its own; the critic then looks at all states.
-`shared` draws one set for the whole batch, so that only its states are decoded: the same expected gradient as `each`,
-with more variance, as the steps of a batch are alike. `variance` prefers steps where r - V was large; a heuristic: its
-updates are not weighted by 1 / p, so such steps also count for more in the mean gradient.
+`shared` draws one set for the whole batch, so that only its states are decoded: of r - V the same expected gradient as
+`each`, with more variance, as the steps of a batch are alike; GAE goes from one chosen step to the next. `variance`
+prefers steps where r - V was large; a heuristic: its updates are not weighted by 1 / p, so such steps also count for
+more in the mean gradient.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 

@@ -7,8 +7,9 @@ number are all that the next iteration reads: there is no random state to keep.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ from cgru.seeds import child_seed
 # DDPO's tracker in its aesthetic recipe (methods/ddpo.md).
 PROMPT_BUFFER, PROMPT_MINIMUM = 32, 16
 
+Batches = Literal["pairs", "pictures"]
+"""What goes through the denoiser in batches, and what through decoder, reward and critic."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -44,10 +48,11 @@ class Sizes:
     low_memory: bool = False
     """Whether memory is saved at the cost of time (`cgru.backbones.lean`)."""
 
-    def halved(self) -> Sizes:
-        """Half as many everywhere, but one at least."""
-        rollout, update, decode, score = (max(1, n // 2) for n in (self.rollout, self.update, self.decode, self.score))
-        return Sizes(rollout, update, decode, score, self.low_memory)
+    def halved(self, of: Batches) -> Sizes:
+        """Half as many pairs, rollouts with them, or half as many pictures; one at least."""
+        if of == "pairs":
+            return replace(self, rollout=max(1, self.rollout // 2), update=max(1, self.update // 2))
+        return replace(self, decode=max(1, self.decode // 2), score=max(1, self.score // 2))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
 
 from cgru.backbones.base import one_line
 from cgru.backbones.steady import OneShape
-from cgru.rl.problem import Problem
+from cgru.rl.problem import Batches, Problem, Sizes
 from cgru.rl.update import TrainingError
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,10 @@ class Room:
     problem: Problem
     after_halving: Callable[[Problem], None] = lambda _: None
     """Told of the new problem, e.g. to keep its sizes in the run."""
-    is_halved: bool = False
+    halved: set[Batches] = field(default_factory=set)
+    """Of what batches were halved already."""
 
-    def attempt(self, what: str, work: Callable[[Problem], T]) -> T:
+    def attempt(self, what: str, work: Callable[[Problem], T], *, of: Batches = "pairs") -> T:
         """Do the work; where memory runs out, once more in half the batches. The second time it is a TrainingError."""
         while True:
             try:
@@ -41,33 +42,40 @@ class Room:
             except torch.OutOfMemoryError as error:
                 reason = one_line(error)
             # Out of the except block: the error's frames, which hold the failed graph, are gone.
-            self._halve(what, reason)
+            self._halve(what, reason, of)
 
-    def _halve(self, what: str, reason: str) -> None:
-        before = self.problem.sizes
-        if self.is_halved or before.update == 1:
-            raise out_of_memory(f"{what}, micro-batches of {before.update}: {reason}")
-        self.problem, self.is_halved = halved(self.problem), True
+    def _halve(self, what: str, reason: str, of: Batches) -> None:
+        before, backbone = self.problem.sizes, self.problem.backbone
+        now = before.halved(of)
+        if of in self.halved or now == before:
+            raise out_of_memory(f"{what}, {_words(before, of)}: {reason}")
+        self.problem = halved(self.problem, of)
+        self.halved.add(of)
         clear_memory()
-        now = self.problem.sizes
-        slower = "; compiled graphs do not fit that and are not used until the run is resumed, so it is slower"
+        is_compiled = isinstance(backbone, OneShape) and backbone.one_graph
         logger.warning(
-            "out of memory in %s (%s): going on with half the batches, %d pairs per update instead of %d%s",
+            "out of memory in %s (%s): going on with half the batches, %s instead of %s%s",
             what,
             reason,
-            now.update,
-            before.update,
-            slower if isinstance(self.problem.backbone, OneShape) and self.problem.backbone.one_graph else "",
+            _words(now, of),
+            _words(before, of),
+            "; compiled graphs do not fit that and are not used until the run is resumed" if is_compiled else "",
         )
         self.after_halving(self.problem)
 
 
-def halved(problem: Problem) -> Problem:
-    """The problem in half the batches: rollouts too, which in half precision round as updates only in equal batches."""
-    sizes, backbone = problem.sizes.halved(), problem.backbone
+def halved(problem: Problem, of: Batches) -> Problem:
+    """The problem in half the batches: of pairs rollouts too, which in half precision round alike in equal batches."""
+    sizes, backbone = problem.sizes.halved(of), problem.backbone
     if isinstance(backbone, OneShape):
-        backbone = replace(backbone, batch=sizes.update, decode_batch=sizes.decode)
+        # No graph fits smaller pairs, so there is none to be shared by rollouts and updates either.
+        one_graph = backbone.one_graph and of != "pairs"
+        backbone = replace(backbone, batch=sizes.update, decode_batch=sizes.decode, one_graph=one_graph)
     return replace(problem, sizes=sizes, backbone=backbone)
+
+
+def _words(sizes: Sizes, of: Batches) -> str:
+    return f"{sizes.update} pairs" if of == "pairs" else f"{sizes.decode} latents to decode, {sizes.score} to score"
 
 
 def out_of_memory(what: str) -> TrainingError:

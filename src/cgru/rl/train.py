@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from cgru.rl.choice import chosen, remember
 from cgru.rl.collect import collect, explored, scored, valued, viewed
 from cgru.rl.diagnostics import gradient_variance, per_trajectory_gradients, ratio_statistics
 from cgru.rl.objective import clip_range
-from cgru.rl.problem import Learner, Problem
+from cgru.rl.problem import Learner, Problem, Sizes
 from cgru.rl.retention import Bank
 from cgru.rl.room import Room
 from cgru.rl.update import TrainingError, Update, gradient, take_step
@@ -81,13 +82,14 @@ def _iterate(room: Room, learner: Learner, bank: Bank | None) -> Iteration:
     # generate: x_T..x_0 with log-probs under theta_old, then the terminal reward
     forget = policy.trajectories - retain
     trajectory = room.attempt("rollouts", lambda fitting: collect(fitting, index, forget=forget, retain=retain))
-    trajectory = room.attempt("rewards", lambda fitting: scored(fitting, trajectory))
+    collected = room.problem.sizes
+    trajectory = room.attempt("rewards", lambda fitting: scored(fitting, trajectory), of="pictures")
     trajectory = chosen(problem, learner, trajectory)
     # V(x_t, c, t) BEFORE the critic moves, then its online updates
     critic_loss = None
     if (critic := learner.critic) is not None:
-        views = room.attempt("decoding", lambda fitting: viewed(fitting, critic, trajectory))
-        trajectory = room.attempt("values", lambda fitting: valued(fitting, critic, views, trajectory))
+        views = room.attempt("decoding", lambda fitting: viewed(fitting, critic, trajectory), of="pictures")
+        trajectory = room.attempt("values", lambda fitting: valued(fitting, critic, views, trajectory), of="pictures")
         critic_loss = _regress(problem, learner, views, trajectory)
     if policy.step_choice == "variance":
         remember(learner, trajectory)
@@ -97,23 +99,49 @@ def _iterate(room: Room, learner: Learner, bank: Bank | None) -> Iteration:
     own = trajectory[explored(problem, forget) :]
     if index == 0 or problem.config.sampling.merged:  # a fresh LoRA adds nothing, so merging shows only later
         looked_at = own if index == 0 else own[:1]
-        record["policy/parity"] = room.attempt("the parity check", lambda fitting: check_parity(fitting, looked_at))
+        record["policy/parity"] = room.attempt(
+            "the parity check",
+            lambda fitting: check_parity(fitting, rounded_alike(looked_at, collected, fitting, first=0)),
+        )
     every = problem.config.diagnostics.every
     if every and index % every == 0:
         record |= room.attempt("diagnostics", lambda fitting: measure_variance(fitting, learner, own))
     # K updates on shuffled (sample, step) pairs
     batch = _windowed(learner, trajectory, policy.window)
-    updates = [_update(room, learner, batch, plan, bank, k) for k, plan in enumerate(_plans(problem, batch, index))]
+    updates = []
+    for k, plan in enumerate(_plans(problem, batch, index)):
+        # Until theta moves, log-probs under theta_old can still be had in the rounding of smaller batches.
+        alike = (
+            partial(rounded_alike, batch, collected, first=len(trajectory) - len(own)) if k == 0 else lambda _: batch
+        )
+        updates.append(room.attempt("an update", partial(_gradient, alike, learner, plan, bank, k)))
+        take_step(problem, learner)
     return Iteration(record | summarise(problem, updates), trajectory)
 
 
-def _update(room: Room, learner: Learner, batch: Trajectory, plan: Plan, bank: Bank | None, k: int) -> Update:
-    def found(fitting: Problem) -> Update:
-        return gradient(fitting, learner, batch, plan, bank, fitting.generator("bank", learner.iteration, k))
+def _gradient(
+    batch: Callable[[Problem], Trajectory], learner: Learner, plan: Plan, bank: Bank | None, k: int, problem: Problem
+) -> Update:
+    return gradient(problem, learner, batch(problem), plan, bank, problem.generator("bank", learner.iteration, k))
 
-    update = room.attempt("an update", found)
-    take_step(room.problem, learner)
-    return update
+
+@torch.no_grad()
+def rounded_alike(trajectory: Trajectory, collected: Sizes, problem: Problem, *, first: int) -> Trajectory:
+    """The trajectory with log-probs as updates round them, if it was collected in other batches: memory ran out since.
+
+    In float32 the batch hardly matters; in half precision ratios would be off by more than the clip range. Not done for
+    trajectories before `first`, which were drawn under another prompt, nor in a replay window.
+    """
+    is_exact = problem.backbone.dtype == torch.float32
+    if is_exact or problem.sizes.update == collected.update or problem.config.policy.window:
+        return trajectory
+    samples, steps = trajectory[first:].policy_pairs()
+    log_prob = trajectory.log_prob.clone()
+    for part in micro_batches(Plan(samples + first, steps), problem.sizes.update):
+        pairs = trajectory.steps(part.sample_ids, part.step_ids)
+        now = rescore(problem.backbone, pairs, kernel=problem.kernel, guidance=trajectory.guidance)
+        log_prob[pairs.sample, pairs.index] = now
+    return replace(trajectory, log_prob=log_prob)
 
 
 def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Tensor:
@@ -193,7 +221,12 @@ def _gradient_rows(problem: Problem, learner: Learner, some: Trajectory, weights
     # (weightings, n, p). In parts of the steps: the graph of all 50 of Stable Diffusion fits in no memory.
     parts, parameters = some.trained.nonzero().flatten().cpu().split(problem.sizes.update), learner.parameters
     gradients = sum(
-        per_trajectory_gradients(list(parameters.values()), _log_prob_of(problem, some, part), weights[:, :, part])
+        per_trajectory_gradients(
+            list(parameters.values()),
+            _log_prob_of(problem, some, part),
+            weights[:, :, part],
+            retain=not problem.config.compile,
+        )
         for part in parts
     )
     assert isinstance(gradients, Tensor), "every sampler of a policy has noise"
