@@ -5,20 +5,23 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from cgru.cli import main
-from cgru.cli.board import Board, shown
-from cgru.cli.sweeping import write_page
-from cgru.experiments.cluster import note_of
+from cgru.cli.board import NO_ROOM, Board, Lookout, shown
+from cgru.cli.parse import parse
+from cgru.cli.sweeping import tell, work, write_page
+from cgru.experiments.cluster import Share, note_of
 from cgru.experiments.sweep import Sweep, plan
 from cgru.experiments.work import carry_out, only_one
 from cgru.runs import Run
 
 CELLS = plan(Sweep(("Dogs", "Cats"), settings=("policy.iterations=5",)))
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,7 @@ MISTAKES = {
     "one GPU": (["Dogs", "--device", "cuda:1"], "unknown device 'cuda:1'; allowed: auto, cpu, cuda"),
     "unknown setting": (["Dogs", "policy.iteration=3"], "policy.iterations"),
     "the seed as a setting": (["Dogs", "seed=3"], "--seeds"),
+    "the model as a setting": (["Dogs", "model=some/model"], "allowed: --model."),
 }
 
 
@@ -87,26 +91,37 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, caps
     assert main(["sweep", "Dogs", "--dry-run"]) == 0
 
 
+@needs_ray
 @pytest.mark.parametrize(
     "words, told",
-    [(["--benchmarks", "canvass"], "Did you mean 'canvas'?"), (["--out", "/proc/out"], "/proc/out")],
+    [
+        (["--benchmarks", "canvass"], "Did you mean 'canvas'?"),
+        (["--out", "/proc/out"], "/proc/out"),
+        (["tracker=trackio"], "tracker 'trackio' needs the package"),
+        (["prompts.source=few.txt"], "'few.txt' has 1 different prompts; allowed:"),
+    ],
 )
 def test_what_needs_no_cluster_is_checked_before_one_is_started(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("ray", reason="needs the extra ray")
+    Path("few.txt").write_text("a dog\n")
     assert main(["sweep", "Dogs", *words]) == 2
     assert told in capsys.readouterr().err
 
 
+@needs_ray
 def test_a_folder_where_another_command_is_at_work_is_refused(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("ray", reason="needs the extra ray")
     Path("out").mkdir()
     with only_one(Path("out")):
         assert main(["sweep", "Dogs", "--out", "out"]) == 2
-    assert "another cgru command is at work in 'out'" in capsys.readouterr().err
+        assert "another cgru command is at work in 'out'" in capsys.readouterr().err
+        # The same when the other one came after the checks.
+        assert work(parse(["sweep", "Dogs", "--out", "out"]), CELLS, Share(1.0, 0.0)) == 1
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert told.err.startswith("cgru: another cgru command is at work in ")
 
 
 def test_events_are_lines(tmp_path: Path) -> None:
@@ -139,6 +154,35 @@ def test_events_are_lines(tmp_path: Path) -> None:
     assert [row.split()[0] for row in rows] == ["cats-cgru-s0", "base", "dogs-cgru-s0"]
 
 
+def test_a_sweep_without_a_node_for_it_says_so_once(tmp_path: Path) -> None:
+    with shown(CELLS, tmp_path, is_quiet=True) as board:
+        lines: list[str] = []
+        heard = Board(tmp_path, board.rows, lines.append)
+    has_room = False
+    lookout = Lookout(heard, lambda: has_room, every=0.0)
+    lookout.look()
+    lookout.look()
+    assert [line.partition("] ")[2] for line in lines] == [NO_ROOM]
+    assert NO_ROOM in str(heard.table().renderables[0])
+    has_room = True
+    lookout.look()
+    assert heard.notice == ""
+    has_room = False
+    note_of(tmp_path, CELLS[1]).parent.mkdir()
+    note_of(tmp_path, CELLS[1]).write_text('{"host": "far", "from_iteration": 0}')
+    lookout.look()
+    assert heard.notice == ""  # something is at work: nobody asks
+    assert len(lines) == 2 and lines[1].endswith("at work on far")
+
+
+def test_a_node_is_not_looked_for_all_the_time(tmp_path: Path) -> None:
+    asked: list[None] = []
+    with shown(CELLS, tmp_path, is_quiet=True) as board:
+        lookout = Lookout(board, lambda: bool(asked.append(None)), every=1000.0)
+        lookout.look()
+    assert asked == []
+
+
 def test_what_was_done_before_is_shown_as_done(tmp_path: Path) -> None:
     carry_out(CELLS, tmp_path, lambda left: iter([(cell, {"run": None}) for cell in left]), lambda *_: None, about={})
     with shown(CELLS, tmp_path, is_quiet=True) as board:
@@ -153,3 +197,18 @@ def test_the_page_compares_what_was_trained_and_names_what_failed(tmp_path: Path
     assert write_page(tmp_path, [{"name": dogs.name, "run": f"runs/{run.path.name}"}, failed]) == "comparison.html"
     page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
     assert "Failed: cats-cgru-s0. MemoryError: none left" in page
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_page_that_cannot_be_made_hides_no_result(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.create(Path("out/runs"), CELLS[1].config("auto"))
+    (run.path / "config.yaml").write_text("concept: [")  # damaged
+    record = {"name": CELLS[1].name, "run": f"runs/{run.path.name}"}
+    assert tell(parse(["sweep", "Dogs", "--out", "out", *words]), [record], 2.0) == 1
+    told = capsys.readouterr().out
+    if not words:
+        assert told.startswith("2 s; no page (") and told.count("\n") == 1
+        return
+    found = json.loads(told)
+    assert (found["page"], found["cells"]) == (None, [record])
+    assert found["no_page"].startswith("no page (")

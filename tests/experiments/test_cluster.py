@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cgru.experiments.cells import Cell
-from cgru.experiments.cluster import Share, check_share, connect, dispatch, fit_share
+from cgru.experiments.cluster import Share, check_share, connect, dispatch, explain, fit_share
 from cgru.experiments.work import Record, carry_out
 
 NODES = [{"CPU": 2.0}, {"CPU": 8.0, "GPU": 2.0}]
@@ -24,6 +24,7 @@ class Scripted:
 
     script: dict[str, list[Record]]
     pauses: list[tuple[str, float]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     def submit(self, cell: Cell, pause: float) -> str:
         self.pauses.append((cell.name, pause))
@@ -34,6 +35,9 @@ class Scripted:
 
     def result(self, cell: Cell, handle: object) -> Record:
         return self.script[cell.name].pop(0)
+
+    def forget(self, cell: Cell) -> None:
+        self.forgotten.append(cell.name)
 
 
 def cells(*names: str) -> list[Cell]:
@@ -69,6 +73,7 @@ def test_a_failure_is_tried_again_and_harms_nobody(tmp_path: Path) -> None:
 
 def test_what_fails_to_the_end_is_a_record_and_is_tried_by_the_next_command(tmp_path: Path) -> None:
     pool = Scripted({"bad": [{"error": "one"}, {"error": "two"}], "good": [{"run": "g"}]})
+    (tmp_path / "g").mkdir()
     (bad, good), failures = work(pool, 1, tmp_path)
     assert (bad["error"], bad["tries"]) == ("two", 2)
     assert failures == ["bad: one"]
@@ -77,6 +82,26 @@ def test_what_fails_to_the_end_is_a_record_and_is_tried_by_the_next_command(tmp_
     once_more = Scripted({"bad": [{"run": "b"}], "good": []})  # the good one has no script: it must not be asked
     (bad, good), _ = work(once_more, 0, tmp_path)
     assert (bad["run"], good["run"]) == ("b", "g")
+
+
+def test_a_run_that_was_removed_is_done_again(tmp_path: Path) -> None:
+    (tmp_path / "g").mkdir()
+    work(Scripted({"good": [{"run": "g"}]}), 0, tmp_path)
+    (tmp_path / "g").rmdir()
+    (good,), _ = work(Scripted({"good": [{"run": "anew"}]}), 0, tmp_path)
+    assert good["run"] == "anew"
+
+
+def test_after_an_interrupt_nobody_is_said_to_be_at_work() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    pool = Scripted({"first": [], "second": [{"run": "s"}]})
+    done = dispatch(cells("first", "second"), pool, 0, lambda *_: None, interrupt)
+    assert next(done)[0].name == "second"
+    with pytest.raises(KeyboardInterrupt):
+        next(done)
+    assert pool.forgotten == ["first"]
 
 
 def test_no_retries_means_one_try(tmp_path: Path) -> None:
@@ -103,6 +128,19 @@ def test_a_share_says_where_its_run_computes() -> None:
     assert (Share(0.0, 0.25).device, Share(0.0, 0.25).threads) == ("cuda", None)
     assert (Share(0.5, 0.0).device, Share(0.5, 0.0).threads) == ("cpu", 1)
     assert Share(4.0, 0.0).threads == 4
+
+
+@pytest.mark.parametrize(
+    "share, fits",
+    [
+        (Share(2.0, 0.0), [True, True]),
+        (Share(4.0, 0.0), [False, True]),
+        (Share(0.0, 0.5), [False, True]),
+        (Share(16.0, 0.0), [False, False]),
+    ],
+)
+def test_a_node_with_room(share: Share, fits: list[bool]) -> None:
+    assert [share.fits(node) for node in NODES] == fits
 
 
 @pytest.mark.parametrize(
@@ -135,7 +173,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra
 
 
 @needs_ray
-@pytest.mark.parametrize("address", ["nonsense", "ray://10.0.0.1:10001", "10.0.0.1:no", "host:99999"])
+@pytest.mark.parametrize("address", ["nonsense", "ray://10.0.0.1:10001", "10.0.0.1:no", "host:99999", "host:8²"])
 def test_an_address_is_a_host_and_a_port(address: str) -> None:
     with pytest.raises(ValueError, match="is no address; allowed: HOST:PORT"):
         connect(address)
@@ -159,3 +197,22 @@ def test_what_listens_and_is_not_ray_is_not_waited_for() -> None:
         with pytest.raises(ValueError, match="no Ray cluster at '127.0.0.1:.*no answer of Ray's within 2 s"):
             connect(f"127.0.0.1:{other.getsockname()[1]}", limit=2.0)
     assert time.monotonic() - begun < 10
+
+
+@needs_ray
+def test_a_cluster_that_cannot_be_started_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "no_such_module.hook")  # for which Ray raises an ImportError
+    with pytest.raises(
+        ValueError, match=r"^no Ray cluster on this machine \(No module named 'no_such_module'\); allowed"
+    ):
+        connect(None)
+
+
+@needs_ray
+def test_a_task_that_ray_could_not_begin_is_not_called_lost() -> None:
+    from ray.exceptions import RayTaskError, WorkerCrashedError
+
+    text = "ray::at_node()\n  ...\nModuleNotFoundError: No module named 'own'\n"
+    begun = RayTaskError("at_node", text, ModuleNotFoundError("No module named 'own'"))
+    assert explain(begun) == "failed before it began (ModuleNotFoundError: No module named 'own')"
+    assert explain(WorkerCrashedError()).startswith("its worker was lost (The worker died unexpectedly")

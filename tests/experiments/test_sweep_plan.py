@@ -31,6 +31,15 @@ def test_a_sweep_is_the_product_with_the_base_first() -> None:
     assert last.config("cpu").seed == 1
 
 
+def test_the_base_is_not_compared_with_itself() -> None:
+    """kid and cmmd are distances to the base's own pictures; its cell would fail at each try."""
+    base, *_ = plan(Sweep(("Dogs", "Cats"), benchmarks=("kid", "canvas", "cmmd")))
+    assert (base.name, base.measures) == ("base", (Measure("canvas"),))
+    runs = plan(Sweep(("Dogs", "Cats"), benchmarks=("kid",)))
+    assert [cell.name for cell in runs] == ["dogs-cgru-s0", "cats-cgru-s0"]
+    assert runs[0].measures == (Measure("kid", 1, "Dogs"),)
+
+
 def test_a_run_alone_has_nobody_to_share_the_base_with() -> None:
     assert [cell.name for cell in plan(Sweep(("Dogs",)))] == ["dogs-cgru-s0"]
 
@@ -84,7 +93,9 @@ WHOLE = Sweep(("Dogs",))
         (replace(WHOLE, methods=("cgru", "ddpoo")), "unknown method 'ddpoo'.*Did you mean 'ddpo'"),
         (replace(WHOLE, preset="bset"), "unknown preset 'bset'.*Did you mean 'best'"),
         (replace(WHOLE, images=0), "--images 0; allowed: 1 or more"),
-        (replace(WHOLE, settings=("seed=3",)), "'seed=3' would be the same in every run; allowed: --seeds"),
+        (replace(WHOLE, settings=("seed=3",)), "'seed=3' is no setting of a sweep; allowed: --seeds"),
+        (replace(WHOLE, settings=("model=some/model",)), "'model=some/model' is no .*; allowed: --model"),
+        (replace(WHOLE, settings=("method=ddpo",)), "'method=ddpo' is no .*; allowed: --methods"),
         (replace(WHOLE, settings=("policy.iteration=3",)), "policy.iterations"),
         (replace(WHOLE, seeds=tuple(range(MOST + 1))), f"{MOST + 1} runs; allowed: at most {MOST}"),
     ],

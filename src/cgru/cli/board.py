@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cgru.cli.live import duration
 from cgru.experiments.cells import Cell
 from cgru.experiments.cluster import note_of
-from cgru.experiments.work import RUNS, read_record
+from cgru.experiments.work import RUNS, last_line, read_done
 from cgru.runs import METRICS, read_metrics, run_name
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 State = Literal["at work", "failed", "waiting", "done"]
 ORDER: tuple[State, ...] = ("at work", "failed", "waiting", "done")
 """As they stand in the table, whose end is cut where the terminal is low."""
+ASK_EVERY = 30.0
+"""Seconds between two looks for a node with room."""
+NO_ROOM = "nothing is at work: no live node has room for a run; waits for one that has (Ctrl-C ends it)"
 Say = Callable[[str], None]
 
 
@@ -51,6 +54,13 @@ class Board:
     rows: Mapping[str, Row]
     say: Say
     begun: float = field(default_factory=time.monotonic)
+    notice: str = ""
+    """What holds of all cells."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is at work, as far as the folder tells."""
+        return not any(row.state == "at work" for row in self.rows.values())
 
     def look(self) -> None:
         """Read from the folder what has changed."""
@@ -79,6 +89,12 @@ class Board:
         row.state, row.note = "done", parts
         self._event(row, f"done{f' ({parts})' if parts else ''}")
 
+    def notify(self, notice: str) -> None:
+        """Say what holds of all cells, once for as long as it holds; empty: nothing does."""
+        if notice and notice != self.notice:
+            self.say(f"[{self._since()}] {notice}")
+        self.notice = notice
+
     def table(self) -> Group:
         """All cells, those at work first, under a line that counts them."""
         from rich.console import Group
@@ -86,16 +102,41 @@ class Board:
 
         counts = Counter(row.state for row in self.rows.values())
         told = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
-        since = duration(time.monotonic() - self.begun)
+        notice = f"; {self.notice}" if self.notice else ""
         table = Table(box=None, pad_edge=False)
         for name in ("cell", "state", "on", "how far"):
             table.add_column(name, no_wrap=True, overflow="ellipsis")
         for row in sorted(self.rows.values(), key=lambda row: ORDER.index(row.state)):
             table.add_row(row.cell.name, row.state, row.where, row.note)
-        return Group(f"{len(self.rows)} cells: {told}; {since}", table)  # as a title it would be broken at its width
+        title = f"{len(self.rows)} cells: {told}; {self._since()}{notice}"
+        return Group(title, table)  # as the table's own it would be broken at its width
 
     def _event(self, row: Row, what: str) -> None:
-        self.say(f"[{duration(time.monotonic() - self.begun)}] {row.cell.name}: {what}")
+        self.say(f"[{self._since()}] {row.cell.name}: {what}")
+
+    def _since(self) -> str:
+        return duration(time.monotonic() - self.begun)
+
+
+@dataclass
+class Lookout:
+    """Looks at the board, and while nothing is at work also for a node with room: without one Ray waits in silence."""
+
+    board: Board
+    has_room: Callable[[], bool]
+    every: float = ASK_EVERY
+    asked: float = field(default_factory=time.monotonic)
+
+    def look(self) -> None:
+        """Call it often."""
+        self.board.look()
+        now = time.monotonic()
+        if not self.board.is_idle:
+            self.asked = now
+            self.board.notify("")
+        elif now - self.asked >= self.every:
+            self.asked = now
+            self.board.notify("" if self.has_room() else NO_ROOM)
 
 
 @contextmanager
@@ -115,14 +156,8 @@ def shown(cells: Sequence[Cell], out: Path, *, is_quiet: bool) -> Iterator[Board
         yield board
 
 
-def last_line(error: str) -> str:
-    """Of a traceback what went wrong."""
-    return error.strip().splitlines()[-1]
-
-
 def _row(cell: Cell, out: Path) -> Row:
-    known = read_record(out, cell)
-    state: State = "done" if known is not None and "error" not in known else "waiting"
+    state: State = "waiting" if read_done(out, cell) is None else "done"
     if cell.concept is None:
         return Row(cell, None, 0, state)
     config = cell.config("auto")

@@ -17,6 +17,7 @@ from cgru.config import RunConfig
 from cgru.experiments.cells import Cell
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import find_scale
+from cgru.experiments.work import last_line
 from cgru.presets import EMBEDDED
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _teller(options: Reproduce, total: int, begun: float) -> Callable[[Cell, Map
         if options.json:
             return
         took = record.get("seconds", {})
-        state = f"failed: {record['error'].strip().splitlines()[-1]}" if "error" in record else "done"
+        state = f"failed: {last_line(record['error'])}" if "error" in record else "done"
         parts = ", ".join(f"{name} {duration(value)}" for name, value in took.items() if value >= 1)
         since = duration(time.monotonic() - begun)
         print(f"[{since}] {cell.name}: {state}{f' ({parts})' if parts else ''}", file=sys.stderr, flush=True)
@@ -161,7 +162,7 @@ def _teller(options: Reproduce, total: int, begun: float) -> Callable[[Cell, Map
 
 def _tell_end(console: Console, found: Mapping[str, Any], seconds: float) -> None:
     for name, error in found["failed"].items():
-        console.print(f"failed, {name}: {error.strip().splitlines()[-1]}", soft_wrap=True)
+        console.print(f"failed, {name}: {last_line(error)}", soft_wrap=True)
     if found["failed"]:
         console.print("The same command tries these again and keeps the rest.")
     console.print(f"{duration(seconds)}; the page: {found['page']}", soft_wrap=True)

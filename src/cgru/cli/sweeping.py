@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ from cgru.catalog import unknown
 from cgru.cli import options as asked
 from cgru.cli.live import duration
 from cgru.cli.parse import SETTING
-from cgru.cli.reproducing import dry_run
+from cgru.cli.reproducing import check_prompts, dry_run
 from cgru.cli.terminal import names_of, show
 from cgru.experiments.cells import Cell
 from cgru.experiments.cluster import Share, check_installed, check_share
 from cgru.experiments.sweep import Sweep, plan
+from cgru.experiments.work import last_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,9 +32,9 @@ Record = Mapping[str, Any]
 def prepare_sweep(options: asked.Sweep, root: Path) -> Callable[[], int]:
     """Check everything that can be checked here, then find the cluster; nothing is written."""
     sweep = read_sweep(options)
-    cells = plan(sweep)
     _check_options(options)
     check_share(options.share)
+    cells = plan(sweep, root)
     if options.dry_run:
         return lambda: dry_run(cells, options.out, options.device, options.json)
     from cgru.evaluation.store import check_writable
@@ -42,6 +44,7 @@ def prepare_sweep(options: asked.Sweep, root: Path) -> Callable[[], int]:
     check_installed()
     check_writable(options.out)
     check_free(options.out)
+    _check_configs(cells, options.device)
     _check_benchmarks(cells, root)
     nodes = connect(options.address)
     try:
@@ -49,7 +52,7 @@ def prepare_sweep(options: asked.Sweep, root: Path) -> Callable[[], int]:
     except ValueError:
         disconnect()
         raise
-    return lambda: _work(options, cells, share)
+    return lambda: work(options, cells, share)
 
 
 def read_sweep(options: asked.Sweep) -> Sweep:
@@ -80,6 +83,17 @@ def _check_options(options: asked.Sweep) -> None:
         raise ValueError(unknown("device", options.device, DEVICES, "Which GPU a run gets is Ray's choice."))
 
 
+def _check_configs(cells: Sequence[Cell], device: str) -> None:
+    """As `cgru unlearn` would; all nodes are taken to be installed as this machine is."""
+    from cgru.cli.trackers import check_tracker
+
+    for cell in cells:
+        if cell.concept is not None:
+            config = cell.config(device)
+            check_tracker(config.tracker)
+            check_prompts(config)
+
+
 def _check_benchmarks(cells: Sequence[Cell], root: Path) -> None:
     """A name or a target that does not fit is said now, not after the training."""
     from cgru.evaluation.request import Request, find_benchmark
@@ -89,45 +103,66 @@ def _check_benchmarks(cells: Sequence[Cell], root: Path) -> None:
         find_benchmark(request).task(measure.target)
 
 
-def _work(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> int:
-    from cgru.cli.board import shown
-    from cgru.experiments.cluster import RayPool, disconnect, dispatch
-    from cgru.experiments.work import Order, carry_out
+def work(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> int:
+    """Do what is left and leave the cluster, then say what became of it; the exit code."""
+    from cgru.experiments.cluster import disconnect
 
-    out = options.out.resolve()  # a worker has a folder of its own
     begun = time.monotonic()
-    about = {"command": shlex.join(["cgru", *sys.argv[1:]]), "share": {"cpus": share.cpus, "gpus": share.gpus}}
     try:
-        pool = RayPool(Order(out, share.device, share.threads), share)
-        with shown(cells, out, is_quiet=options.json) as board:
-            records = carry_out(
-                cells,
-                out,
-                lambda left: dispatch(left, pool, options.retries, board.again, board.look),
-                board.told,
-                about=about,
-            )
+        records = _carry_out(options, cells, share)
     except KeyboardInterrupt:
         print(f"cgru: interrupted; the same command goes on with {str(options.out)!r}.", file=sys.stderr)
         return 130
+    except (ValueError, ConnectionError) as error:  # another sweep took the folder meanwhile; the cluster is gone
+        print(f"cgru: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
     finally:
         disconnect()
+    return tell(options, records, time.monotonic() - begun)
+
+
+def _carry_out(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> Sequence[Record]:
+    from cgru.cli.board import Lookout, shown
+    from cgru.experiments.cluster import RayPool, dispatch
+    from cgru.experiments.work import Order, carry_out
+
+    out = options.out.resolve()  # a worker has a folder of its own
+    about = {"command": shlex.join(["cgru", *sys.argv[1:]]), "share": {"cpus": share.cpus, "gpus": share.gpus}}
+    pool = RayPool(Order(out, share.device, share.threads), share)
+    # Of a lost node Ray itself tells on stdout, which is for the result.
+    with shown(cells, out, is_quiet=options.json) as board, redirect_stdout(sys.stderr):
+        lookout = Lookout(board, pool.has_room)
+        return carry_out(
+            cells,
+            out,
+            lambda left: dispatch(left, pool, options.retries, board.again, lookout.look),
+            board.told,
+            about=about,
+        )
+
+
+def tell(options: asked.Sweep, records: Sequence[Record], seconds: float) -> int:
+    """Write the page and say what became of the cells, the latter also where the former fails; the exit code."""
     failed = {record["name"]: record["error"] for record in records if "error" in record}
-    page = write_page(out, records)
+    try:
+        page = write_page(options.out, records)
+        reason = None if page else "no run was finished"
+    except Exception as error:  # whatever is damaged: a night's work is not to end in a traceback
+        page, reason = None, f"no page ({last_line(str(error) or type(error).__name__)})"
     found = {
         "out": str(options.out),
         "page": None if page is None else str(options.out / page),
-        "seconds": round(time.monotonic() - begun, 1),
+        "no_page": reason,
+        "seconds": round(seconds, 1),
         "cells": records,
         "failed": failed,
     }
     show(found, options.json, lambda console: _tell_end(console, found))
-    return 1 if failed else 0
+    return 1 if failed or page is None else 0
 
 
 def write_page(out: Path, records: Sequence[Record]) -> str | None:
     """Compare the runs that were trained; those that were not are named at the top. None: there is no run at all."""
-    from cgru.cli.board import last_line
     from cgru.report.page import build
     from cgru.report.records import read_record
     from cgru.runs import atomic_write
@@ -141,11 +176,9 @@ def write_page(out: Path, records: Sequence[Record]) -> str | None:
 
 
 def _tell_end(console: Console, found: Record) -> None:
-    from cgru.cli.board import last_line
-
     for name, error in found["failed"].items():
         console.print(f"failed, {name}: {last_line(error)}", soft_wrap=True)
     if found["failed"]:
         console.print("The same command tries these again and keeps the rest.")
-    what = "no run was finished" if found["page"] is None else f"the page: {found['page']}"
+    what = found["no_page"] or f"the page: {found['page']}"
     console.print(f"{duration(found['seconds'])}; {what}", soft_wrap=True)

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from cgru.experiments.cells import Cell
-from cgru.experiments.work import PLAN, RUNS, Order, Record, attempt
+from cgru.experiments.work import PLAN, RUNS, Order, Record, attempt, last_line
 from cgru.runs import Run, atomic_write, run_name
 
 AT_WORK = "at-work"
@@ -59,6 +60,9 @@ class Pool(Protocol):
     def result(self, cell: Cell, handle: Any) -> Record:  # noqa: ANN401
         """What became of it; also of a worker that is gone."""
 
+    def forget(self, cell: Cell) -> None:
+        """Nobody is at work on it any more."""
+
 
 @dataclass(frozen=True)
 class Share:
@@ -76,6 +80,10 @@ class Share:
     def threads(self) -> int | None:
         """Of torch; None: its own choice."""
         return None if self.gpus else max(1, int(self.cpus))
+
+    def fits(self, node: Mapping[str, float]) -> bool:
+        """Whether a node, by its resources, has room for it when nothing else is at work there."""
+        return node.get("CPU", 0.0) >= self.cpus and node.get("GPU", 0.0) >= self.gpus
 
 
 def dispatch(
@@ -95,16 +103,20 @@ def dispatch(
         tick: called about every TICK seconds.
     """
     pending = {pool.submit(cell, 0.0): (cell, 1) for cell in cells}
-    while pending:
-        for handle in pool.finished(list(pending), TICK):
-            cell, tries = pending.pop(handle)
-            record = pool.result(cell, handle)
-            if "error" in record and tries <= retries:
-                again(cell, record)
-                pending[pool.submit(cell, PAUSE * tries)] = (cell, tries + 1)
-            else:
-                yield cell, {**record, "tries": tries}
-        tick()
+    try:
+        while pending:
+            for handle in pool.finished(list(pending), TICK):
+                cell, tries = pending.pop(handle)
+                record = pool.result(cell, handle)
+                if "error" in record and tries <= retries:
+                    again(cell, record)
+                    pending[pool.submit(cell, PAUSE * tries)] = (cell, tries + 1)
+                else:
+                    yield cell, {**record, "tries": tries}
+            tick()
+    finally:  # after Ctrl-C, or with the cluster
+        for cell, _ in pending.values():
+            pool.forget(cell)
 
 
 def check_share(share: float | None) -> None:
@@ -147,8 +159,10 @@ def check_installed() -> None:
 
 
 def connect(address: str | None, limit: float = LIMIT) -> list[Mapping[str, float]]:
-    """Start a cluster on this machine (None), or join one within some seconds; the resources of its nodes."""
-    check_installed()
+    """Start a cluster on this machine (None), or join one within some seconds; the resources of its nodes.
+
+    `check_installed` comes before it.
+    """
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     if address is not None:
         _check_reachable(address)
@@ -159,9 +173,17 @@ def connect(address: str | None, limit: float = LIMIT) -> list[Mapping[str, floa
     own: dict[str, Any] = {"object_store_memory": STORE, "include_dashboard": False} if address is None else {}
     try:
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise _no_cluster(address, str(error).strip().partition("\n")[0]) from error
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    except Exception as error:  # of many kinds, also those of hooks that the environment names
+        raise _no_cluster(address, _first_line(error)) from error
+    return live_nodes()
+
+
+def live_nodes() -> list[Mapping[str, float]]:
+    """The resources of each node that answers."""
+    import ray
+
+    with _needing_cluster():
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def disconnect() -> None:
@@ -176,7 +198,7 @@ def _check_reachable(address: str) -> None:
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 2**16:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(f"--address {address!r} is no address; {ADVICE}")
     try:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
@@ -201,6 +223,22 @@ def _no_cluster(address: str | None, why: str) -> ValueError:
     return ValueError(f"no Ray cluster {where} ({why}); {ADVICE}")
 
 
+@contextmanager
+def _needing_cluster() -> Iterator[None]:
+    """What Ray raises here is not a cell's failure: the cluster is gone."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        advice = "what is finished is kept. The same command goes on, on another --address if need be."
+        raise ConnectionError(f"the Ray cluster was lost ({_first_line(error)}); {advice}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 class RayPool:
     """The cluster that this process is connected to."""
 
@@ -208,21 +246,23 @@ class RayPool:
         """Needs `connect` before it."""
         import ray
 
-        self._order = order
+        self._order, self._share = order, share
         # We count the tries ourselves. A process for each cell, so that none inherits another's GPU memory.
         options = {"num_cpus": share.cpus, "num_gpus": share.gpus, "max_retries": 0, "max_calls": 1}
         self._task = ray.remote(**options)(at_node)
 
     def submit(self, cell: Cell, pause: float) -> Any:  # noqa: ANN401
         """Queue a cell."""
-        self._forget(cell)
-        return self._task.remote(cell, self._order, Path.cwd(), pause)
+        self.forget(cell)
+        with _needing_cluster():
+            return self._task.remote(cell, self._order, Path.cwd(), pause)
 
     def finished(self, handles: Sequence[Any], seconds: float) -> Sequence[Any]:
         """Those that have ended within some seconds."""
         import ray
 
-        ready: list[Any] = ray.wait(list(handles), num_returns=len(handles), timeout=seconds)[0]
+        with _needing_cluster():
+            ready: list[Any] = ray.wait(list(handles), num_returns=len(handles), timeout=seconds)[0]
         return ready
 
     def result(self, cell: Cell, handle: Any) -> Record:  # noqa: ANN401
@@ -232,13 +272,26 @@ class RayPool:
         try:
             record: Record = ray.get(handle)
         except ray.exceptions.RayError as error:
-            why = str(error).strip().partition("\n")[0] or type(error).__name__
-            record = {"error": f"its worker was lost ({why})"}
-        self._forget(cell)
+            record = {"error": explain(error)}
+        self.forget(cell)
         return record
 
-    def _forget(self, cell: Cell) -> None:
+    def forget(self, cell: Cell) -> None:
+        """Remove its note."""
         note_of(self._order.out, cell).unlink(missing_ok=True)
+
+    def has_room(self) -> bool:
+        """Whether some node could take a cell; else all wait for one to join."""
+        return any(self._share.fits(node) for node in live_nodes())
+
+
+def explain(error: Exception) -> str:
+    """Why a task has no record: its own errors are records, so Ray could not begin it, or it ended with its worker."""
+    import ray
+
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return f"failed before it began ({last_line(str(error))})"
+    return f"its worker was lost ({_first_line(error)})"
 
 
 def note_of(out: Path, cell: Cell) -> Path:

@@ -1,7 +1,8 @@
 """A sweep: concepts × seeds × methods as cells, and the base model beside them.
 
 A benchmark is asked about the concept where it has a place for its kind (`canvas` has none for hazards), else about no
-target. The base is a cell of its own and comes first, because the others reuse its pictures.
+target. The base is a cell of its own and comes first, because the others reuse its pictures; benchmarks that compare
+with the base (`kid`) have nothing to say of it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
+from cgru.evaluation.assets import ROOT
+from cgru.evaluation.base import BASE_REFERENCE
 from cgru.experiments.cells import Cell, Measure
 from cgru.presets import EMBEDDED, default_preset, is_hazard, preset
 from cgru.tasks import Kind, find_concept, load_lexicon
@@ -29,7 +33,8 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
 """What a benchmark takes as a target; one that is not here takes every kind."""
 MOST = 500
 """Runs, since one page compares them."""
-BY_OPTION = {"seed": "--seeds", "device": "--device"}
+BY_OPTION = {"seed": "--seeds", "device": "--device", "model": "--model", "method": "--methods"}
+"""What a setting would change behind the plan's back."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,13 @@ class Sweep:
     """Pictures per prompt."""
 
 
-def plan(sweep: Sweep) -> tuple[Cell, ...]:
-    """Every cell, the base first (where something is measured of more than one run)."""
+def plan(sweep: Sweep, root: Path = ROOT) -> tuple[Cell, ...]:
+    """Every cell, the base first (where something can be measured of it, and there is more than one run).
+
+    Args:
+        sweep: what is crossed.
+        root: the asset folder.
+    """
     _check(sweep)
     crossed = product(sweep.concepts, sweep.seeds, sweep.methods)
     runs = [_run(sweep, *point) for point in crossed]
@@ -60,10 +70,11 @@ def plan(sweep: Sweep) -> tuple[Cell, ...]:
     if twice is not None:
         raise ValueError(f"{twice!r} is in the sweep twice; allowed: each concept, seed and method once. Leave it out.")
     measured = dict.fromkeys(measure.benchmark for cell in runs for measure in cell.measures)
-    if len(runs) == 1 or not measured:
+    if len(runs) == 1:
         return tuple(runs)
-    measures = tuple(Measure(benchmark, sweep.images) for benchmark in measured)
-    return (Cell(BASE_CELL, NAME, runs[0].model, measures=measures), *runs)
+    alone = (Measure(benchmark, sweep.images) for benchmark in measured)
+    measures = tuple(measure for measure in alone if not _compares_with_base(measure, root))
+    return (*([Cell(BASE_CELL, NAME, runs[0].model, measures=measures)] if measures else []), *runs)
 
 
 def _check(sweep: Sweep) -> None:
@@ -81,7 +92,7 @@ def _check(sweep: Sweep) -> None:
         raise ValueError(f"--images {sweep.images}; allowed: 1 or more. Give a positive number.")
     for setting in sweep.settings:
         if (key := setting.partition("=")[0].strip()) in BY_OPTION:
-            raise ValueError(f"{setting!r} would be the same in every run; allowed: {BY_OPTION[key]}. Give it there.")
+            raise ValueError(f"{setting!r} is no setting of a sweep; allowed: {BY_OPTION[key]}. Give it there.")
 
 
 def _run(sweep: Sweep, concept: str, seed: int, method: str) -> Cell:
@@ -119,6 +130,13 @@ def _takes(benchmark: str, concept: str, model: str) -> bool:
         return True
     lexicon = load_lexicon()
     return find_concept(concept, lexicon.vocabulary, lexicon.aliases).kind in KINDS[benchmark]
+
+
+def _compares_with_base(measure: Measure, root: Path) -> bool:
+    from cgru.evaluation.request import Request, find_benchmark  # torch comes with it
+
+    benchmark = find_benchmark(Request("", measure.benchmark, images=measure.images, root=root))
+    return benchmark.protocol(None).get("reference") == BASE_REFERENCE
 
 
 def _slug(name: str) -> str:

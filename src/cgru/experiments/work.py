@@ -1,7 +1,8 @@
 """Do the cells of a plan: several side by side, each resumable, a failure of one never the end of the others.
 
 OUT/plan.json says what there is to do, OUT/cells/NAME.json what became of a cell (run, evaluations, attacks, seconds;
-or the error), OUT/runs and OUT/base hold what it refers to. A cell whose file has its fingerprint is not done again.
+or the error), OUT/runs and OUT/base hold what it refers to. A cell whose file has its fingerprint is not done again
+while its run is there.
 Workers are processes of one thread each on a CPU: the model is small, so two threads do less than two processes.
 """
 
@@ -68,7 +69,7 @@ def _carry_out(
     cells: Sequence[Cell], out: Path, execute: Execute, told: Told, about: Mapping[str, Any]
 ) -> list[Record]:
     write_plan(out, cells, about)
-    done = {cell.name: record for cell in cells if (record := read_record(out, cell)) and "error" not in record}
+    done = {cell.name: record for cell in cells if (record := read_done(out, cell)) is not None}
     for cell in cells:
         if cell.missing:
             done[cell.name] = _write(out, cell, {"not_run": cell.missing})
@@ -118,6 +119,20 @@ def read_record(out: Path, cell: Cell) -> Record | None:
     return record if record.get("fingerprint") == cell.fingerprint else None
 
 
+def read_done(out: Path, cell: Cell) -> Record | None:
+    """The record of a cell that need not be done again: it did not fail, and nobody has removed its run."""
+    record = read_record(out, cell)
+    if record is None or "error" in record:
+        return None
+    run = record.get("run")
+    return record if run is None or (out / run).is_dir() else None
+
+
+def last_line(error: str) -> str:
+    """Of a traceback what went wrong."""
+    return next(reversed(error.strip().splitlines()), "an error without text")
+
+
 def _write(out: Path, cell: Cell, found: Record) -> Record:
     record = {"name": cell.name, "fingerprint": cell.fingerprint, **found}
     atomic_write(out / CELLS / f"{cell.name}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
@@ -165,7 +180,7 @@ def attempt(cell: Cell, order: Order) -> Record:
     except Interrupted:
         raise KeyboardInterrupt from None  # the run is saved; the plan ends here, too
     except (ValueError, OSError) as error:
-        return {"error": str(error)}
+        return {"error": str(error).strip() or type(error).__name__}
     except Exception:
         return {"error": traceback.format_exc()}
 
@@ -190,12 +205,15 @@ def do(cell: Cell, order: Order) -> Record:
 
 
 def _train(cell: Cell, order: Order) -> Path:
+    from cgru.cli.trackers import tracking
     from cgru.pipeline.critic import CRITIC_STAGE
     from cgru.pipeline.observer import POLICY_STAGE
     from cgru.pipeline.stages import unlearn
 
     until = {"critic": CRITIC_STAGE, "policy": POLICY_STAGE}[cell.stage]
-    return unlearn(cell.config(order.device), order.out / RUNS, until=until).path
+    config, runs = cell.config(order.device), order.out / RUNS
+    with tracking(config, runs) as listeners:
+        return unlearn(config, runs, until=until, listeners=listeners).path
 
 
 def _evaluate(cell: Cell, subject: str, order: Order) -> list[str | None]:
