@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, rea
 HERE = Path(__file__).parent
 ITERATIONS = 5
 SETTINGS = (
-    f"policy.iterations={ITERATIONS} policy.trajectories=4 policy.updates=1 sampling.steps=2 checkpoint_every=1 "
+    f"policy.iterations={ITERATIONS} policy.trajectories=2 policy.updates=1 sampling.steps=2 checkpoint_every=1 "
     "prompts.count=4 prompts.retain=4 watch.every=0 samples_every=0 reward.networks=[clip] retention.kl=0"
 ).split()
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True}
