@@ -43,7 +43,7 @@ format: setup ## format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: lint types ## lint, types and fast tests (under 8 minutes on two cores)
+test: lint types ## lint, types and fast tests (about 9 minutes on two cores)
 	$(BIN)/pytest
 
 test-all: test ## the slow tiers too

@@ -29,45 +29,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from diffusers import StableDiffusionPipeline
+from sd15 import SD15, forward_tflop, random_sd15
 
 from cgru.backbones.base import parse_dtype, pick_device
 from cgru.backbones.compiled import compile_denoiser
-from cgru.backbones.sd import ASSETS, StableDiffusion, load_stable_diffusion
+from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 from cgru.evaluation.base import Job, Sampling
 from cgru.evaluation.canvas import load_benchmark
 from cgru.evaluation.drawing import default_batch, draw
 from cgru.evaluation.judges import load_judge
 from cgru.evaluation.runner import Panel, predict
 
-EMBEDDED, SD15 = "emoji-canvas", "sd15-random"
+EMBEDDED = "emoji-canvas"
 OFFICIAL = Sampling(steps=50, guidance=7.5, eta=0.0)
 THEIRS, EAGER, COMPILED = "diffusers", "ours", "ours compiled"
 AGREEMENT = 1e-4
-
-# What differs from diffusers' and transformers' own defaults in the configs of Stable Diffusion 1.5.
-UNET: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768}
-VAE: dict[str, Any] = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-    "sample_size": 512,
-}
-TEXT = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-SCHEDULE: dict[str, Any] = {
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "clip_sample": False,
-    "set_alpha_to_one": False,
-    "steps_offset": 1,
-}
-TINY = {"unet": (32, 64, 64, 64), "vae": (32, 32, 32, 32)}
-"""Channels of a model of the same shape for trying the program on a CPU."""
 
 Contestant = Callable[[], int]
 """Draws its share of a block and returns how many pictures that was."""
@@ -91,26 +68,6 @@ class Row:
     def ratio(self) -> float:
         """Times diffusers, median over blocks."""
         return statistics.median(self.ratios)
-
-
-def random_sd15(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> StableDiffusion:
-    """Stable Diffusion 1.5 without its weights; tokens are those of the embedded model, which do not matter here."""
-    tokenizer = CLIPTokenizer.from_pretrained(ASSETS / EMBEDDED / "tokenizer", model_max_length=77)
-    marks = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    text = {name: max(size // 24, 2) for name, size in TEXT.items()} | {"num_attention_heads": 4} if tiny else TEXT
-    unet = {**UNET, "block_out_channels": TINY["unet"], "sample_size": 16} if tiny else UNET
-    vae = {**VAE, "block_out_channels": TINY["vae"]} if tiny else VAE
-    with torch.device(device):
-        torch.manual_seed(0)
-        parts = {
-            "denoiser": UNet2DConditionModel(**{**unet, "cross_attention_dim": text["hidden_size"]}),
-            "vae": AutoencoderKL(**vae),
-            "text_encoder": CLIPTextModel(CLIPTextConfig(**text, **marks)),
-        }
-    for network in parts.values():
-        network.requires_grad_(False).eval().to(device, dtype)
-    scheduler = DDIMScheduler(**SCHEDULE)
-    return StableDiffusion(SD15, **parts, tokenizer=tokenizer, scheduler=scheduler, device=device, dtype=dtype)
 
 
 def pipeline_of(model: StableDiffusion) -> StableDiffusionPipeline:
@@ -175,16 +132,9 @@ def difference(
 
 
 def tflop_per_picture(model: StableDiffusion, sampling: Sampling) -> float:
-    """Counted on the meta device, where nothing is computed; multiply and add are two. Text and judges left out."""
-    unet, vae = (copy.deepcopy(network).to("meta") for network in (model.denoiser, model.vae))
-    x = torch.empty((1, *model.latent_shape), device="meta", dtype=model.dtype)
-    text = torch.empty((1, model.max_tokens, unet.config.cross_attention_dim), device="meta", dtype=model.dtype)
-    counts = []
-    for call in (lambda: unet(x, torch.empty(1, device="meta"), text), lambda: vae.decode(x)):
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            call()
-        counts.append(counter.get_total_flops() / 1e12)
-    return counts[0] * sampling.steps * (2 if sampling.guidance > 1 else 1) + counts[1]
+    """Text and judges left out."""
+    one = forward_tflop(model)
+    return one["denoiser"] * sampling.steps * (2 if sampling.guidance > 1 else 1) + one["decoder"]
 
 
 def take_turns(contestants: dict[str, Contestant], blocks: int) -> list[Row]:

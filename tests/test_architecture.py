@@ -37,6 +37,7 @@ TIERS = {
     "cgru.rewards": 2,
     "cgru.critic": 3,
     "cgru.critic.film": 2,
+    "cgru.critic.frozen": 2,
     "cgru.critic.latent": 2,
     "cgru.critic.tower": 2,
     "cgru.critic.views": 2,
@@ -52,6 +53,7 @@ TIERS = {
     "cgru.presets": 5,
     "cgru.experiments": 5,
     "cgru.experiments.work": 6,
+    "cgru.experiments.cluster": 6,
     "cgru.report": 6,
     "cgru.web": 6,
     "cgru.cli": 6,
@@ -145,6 +147,10 @@ def test_reports_never_bring_in_torch() -> None:
 
 def test_diffusers_only_under_backbones() -> None:
     assert [name for name in importers("diffusers", GRAPH) if not is_in(name, "cgru.backbones")] == []
+
+
+def test_ray_in_one_place() -> None:
+    assert importers("ray", GRAPH) == ["cgru.experiments.cluster"]
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", "tools", "benchmarks"])

@@ -208,7 +208,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == f"cgru {__version__}"
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["evaluate"], ["attack"], ["reproduce"], ["list"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [[], ["generate"], ["evaluate"], ["attack"], ["reproduce"], ["sweep"], ["list"], ["doctor"]]
+)
 def test_help_shows_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])

@@ -169,6 +169,17 @@ def test_the_work_of_a_run_by_hand() -> None:
     assert found["looks"] == Work()
 
 
+def test_fewer_steps_and_smaller_decodes_are_less_work() -> None:
+    settings = "policy.iterations=3 policy.trajectories=4 critic.trajectories=8 critic.epochs=2 sampling.steps=5 \
+        critic.online_updates=2 critic.batch=10 watch.every=0 samples_every=0 \
+        policy.step_choice=shared policy.step_fraction=0.4 critic.decode=half"
+    found = stages(override(RunConfig(concept="Dogs"), settings.split()), 5)
+    # A view is a quarter of a picture: 40 of the warm start are 10, beside 8 final ones.
+    assert found["2-critic"] == Work(denoise=40, update=0, decode=18, reward=8, value=40, fit=70)
+    # 2 of 5 steps: 8 pairs an iteration, decoded as 2 pictures beside 4 final ones; a critic update has all 8.
+    assert found["3-policy"] == Work(denoise=60, update=24, decode=18, reward=12, value=24, fit=48)
+
+
 def test_export_and_generate(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run.path), "no-dogs"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "no-dogs"
@@ -241,7 +252,7 @@ def test_a_resume_with_a_changed_config_lists_the_keys(capsys: pytest.CaptureFix
 
 def test_settings_may_stand_anywhere() -> None:
     words = ["unlearn", "Dogs", "a.b=1", "--out", "x=y", "c=2", "--json", "d=3", "--seed=4"]
-    assert gathered(words) == ["unlearn", "Dogs", "--out", "x=y", "--json", "--seed=4", "a.b=1", "c=2", "d=3"]
+    assert gathered(words) == ["unlearn", "Dogs", "a.b=1", "c=2", "d=3", "--out", "x=y", "--json", "--seed=4"]
     assert gathered(["generate", "a=b", "--seed", "1"]) == ["generate", "a=b", "--seed", "1"]
 
 

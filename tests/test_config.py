@@ -40,6 +40,8 @@ OTHERS = {
     "seed": "7",
     "device": "cuda:1",
     "dtype": "bf16",
+    "compile": "true",
+    "memory": "low",
     "checkpoint_every": "2",
     "samples_every": "0",
     "tracker": "wandb",
@@ -48,6 +50,7 @@ OTHERS = {
     "sampling.noisy_steps": "6",
     "sampling.eta": "0.5",
     "sampling.explore": "0.5",
+    "sampling.merged": "true",
     "prompts.source": "my prompts.csv",
     "prompts.column": "caption",
     "prompts.count": "3",
@@ -67,6 +70,8 @@ OTHERS = {
     "critic.kind": "latent",
     "critic.head": "classes",
     "critic.view": "clean",
+    "critic.decode": "half",
+    "critic.tower": "frozen",
     "critic.trajectories": "0",
     "critic.epochs": "1",
     "critic.batch": "8",
@@ -79,6 +84,7 @@ OTHERS = {
     "policy.updates": "1",
     "policy.passes": "2",
     "policy.step_fraction": "0.5",
+    "policy.step_choice": "shared",
     "policy.step_weights": "balanced",
     "policy.warmup": "5",
     "policy.window": "32",
@@ -266,6 +272,9 @@ def test_an_unknown_key_is_answered_with_the_nearest_of_all(setting: str, near: 
     ("setting", "said"),
     [
         ("policy.iterations=many", "policy.iterations is 'many'; allowed: a whole number, at least 1"),
+        ("policy.micro_batch=-1", "policy.micro_batch is -1; allowed: a whole number, at least 0. Give one such as 0"),
+        ("policy.micro_batch=1.5", "policy.micro_batch is 1.5; allowed: a whole number, at least 0"),
+        ("memory=lwo", "unknown memory 'lwo'; allowed: auto, fast, low. Did you mean 'low'"),
         ("policy.iterations=2.5", "policy.iterations is 2.5; allowed: a whole number, at least 1"),
         ("policy.iterations=", "policy.iterations is None; allowed: a whole number, at least 1"),
         ("policy.iterations=[", "cannot read the value in policy.iterations=["),
@@ -385,7 +394,7 @@ def test_a_file_that_is_not_text_or_not_there(tmp_path: Path) -> None:
 def test_fingerprint_counts_every_key_that_decides_the_result() -> None:
     base = fingerprint(DOGS)
     same = {key for key in KEYS if fingerprint(override(DOGS, [f"{key}={OTHERS[key]}"])) == base}
-    assert same == set(FREE) == {"device", "tracker", "checkpoint_every", "samples_every"}
+    assert same == set(FREE) == {"device", "memory", "tracker", "checkpoint_every", "samples_every"}
 
 
 def test_fingerprint_is_8_hex_digits_and_the_same_in_every_process() -> None:

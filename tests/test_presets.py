@@ -109,3 +109,17 @@ def test_unknown_names_have_a_nearest_one(kind: str, given: str, meant: str) -> 
 
 def test_the_catalog_lists_what_there_is() -> None:
     assert list(METHODS) == ["cgru", "ddpo", "dpok"]
+
+
+def test_fast_starts_from_the_model_s_own_preset() -> None:
+    options = {"policy.step_fraction", "policy.step_choice", "critic.decode"}
+    here = diff(preset("best", "Dogs"), resolve_config("Dogs", preset_name="fast"))
+    assert {line.split(":")[0] for line in here} == {"preset"} | options
+    elsewhere = resolve_config("a dog", model="owner/sd", preset_name="fast")
+    changed = {line.split(":")[0] for line in diff(preset("paper-object", "a dog"), elsewhere)}
+    assert changed == {"preset", "model", "dtype", "compile"} | options and elsewhere.model == "owner/sd"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fast_goes_with_every_method(method: str) -> None:
+    assert resolve_config("Dogs", preset_name="fast", method=method).preset == "fast"

@@ -57,7 +57,7 @@ def _train(job: Table, folder: Path, device: str) -> Table:
     names = {"method": job.get("method"), "preset_name": job.get("preset")}
     config = resolve_config(job["concept"], **names, overrides=settings)
     run = unlearn(config, folder)
-    changed = diff(preset(config.preset, config.concept), config)
+    changed = diff(preset(config.preset, config.concept, config.model), config)
     return {
         **{key: getattr(config, key) for key in ("concept", "seed", "method", "preset")},
         "changed": [line for line in changed if line.partition(":")[0] not in OURS],

@@ -19,10 +19,11 @@ METHODS: Mapping[str, str] = {
     "ddpo": "cgru.methods.ddpo:apply",
     "dpok": "cgru.methods.dpok:apply",
 }
-# A preset is called with a concept and returns a config.
+# A preset is called with a concept, and with the model where its signature names it, and returns a config.
 PRESETS: Mapping[str, str] = {
     "demo": "cgru.presets:demo",
     "best": "cgru.presets:best",
+    "fast": "cgru.presets:fast",
     "paper-object": "cgru.presets:paper_object",
     "paper-nsfw": "cgru.presets:paper_nsfw",
     "paper-aesthetic": "cgru.presets:paper_aesthetic",

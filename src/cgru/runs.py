@@ -59,8 +59,8 @@ class Run:
     def create(cls, parent: str | Path, config: RunConfig, extra: Mapping[str, Any] | None = None) -> Run:
         """Make the run's folder under `parent`, or open it when it is there with the same config.
 
-        Of an existing run the FREE keys (device, tracker, checkpoint_every, samples_every) may differ: those given
-        here count for this process, config.yaml keeps those of the first start.
+        Of an existing run the FREE keys (device, memory, tracker, checkpoint_every, samples_every) may differ: those
+        given here count for this process, config.yaml keeps those of the first start.
 
         Args:
             extra: facts for manifest.json under "extra"; left alone when the run exists, see `annotate`.

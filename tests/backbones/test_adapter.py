@@ -7,7 +7,15 @@ import torch
 from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
-from cgru.backbones.adapter import attach, base_policy, check_targets, detach, save_adapter, weights_swapped
+from cgru.backbones.adapter import (
+    FineLinear,
+    attach,
+    base_policy,
+    check_targets,
+    detach,
+    save_adapter,
+    weights_swapped,
+)
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 from cgru.edits import load_edit
 from cgru.mdp.rollout import sample
@@ -54,6 +62,37 @@ def test_at_the_start_the_policy_is_the_base_model(tiny: StableDiffusion) -> Non
     assert parameters and all(p.requires_grad and p.dtype == torch.float32 for p in parameters.values())
     trained = {id(p) for p in tiny.denoiser.parameters() if p.requires_grad}
     assert trained == {id(p) for p in parameters.values()}
+
+
+def test_in_bf16_weights_and_gradients_are_fine_and_products_coarse(sd_folder: Path) -> None:
+    model = load_stable_diffusion(sd_folder, device="cpu", dtype="bf16")
+    parameters = put_on(model)
+    x = torch.randn(2, *model.latent_shape, generator=torch.Generator().manual_seed(0))
+    seen: list[torch.dtype] = []
+    for module in model.denoiser.modules():
+        if isinstance(module, FineLinear):
+            module.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    prediction = model.predict(x, torch.tensor([1, 500]), model.encode_text(PROMPTS), guidance=3.0)
+    prediction.square().mean().backward()
+    assert set(seen) == {torch.bfloat16} and len(seen) == len(parameters)
+    assert all(p.dtype == torch.float32 for p in parameters.values())
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in parameters.values())
+
+
+def test_zeros_that_fill_up_the_rank_change_nothing() -> None:
+    """Rank 3: both factors work with 8, and what they learn has 3."""
+    first, second = nn.Linear(10, 3, bias=False), nn.Linear(3, 6, bias=False)
+    x = torch.randn(5, 10, generator=torch.Generator().manual_seed(0))
+    fine = FineLinear.of(first, is_first=True), FineLinear.of(second, is_first=False)
+    hidden = fine[0](x)
+    assert hidden.shape == (5, 8)
+    torch.testing.assert_close(fine[1](hidden), second(first(x)))
+    fine[1](hidden).sum().backward()
+    found = [factor.weight.grad.clone() for factor in (first, second) if factor.weight.grad is not None]
+    for factor in (first, second):
+        factor.weight.grad = None
+    second(first(x)).sum().backward()
+    torch.testing.assert_close(found, [first.weight.grad, second.weight.grad])
 
 
 def test_the_seed_decides_the_first_weights_and_the_global_generator_is_left_alone(sd_folder: Path) -> None:

@@ -43,6 +43,18 @@ def test_layer_by_layer_is_the_towers_own_forward() -> None:
     torch.testing.assert_close(critic.features(images, TIME, conditioning(4)), expected, atol=1e-6, rtol=0)
 
 
+def test_beside_a_bf16_model_the_tower_computes_in_bf16_and_learns_in_float32() -> None:
+    exact, coarse = stirred(value_critic()), value_critic(dtype=torch.bfloat16)
+    coarse.load_state_dict(exact.state_dict())
+    inputs = (pictures(4), TIME, conditioning(4))
+    found, expected = coarse(*inputs), exact(*inputs)
+    assert found.dtype == torch.float32
+    off = float(((found - expected).abs().max() / expected.std()).detach())
+    assert 1e-6 < off < 0.1  # another rounding, and no more than that
+    found.sum().backward()
+    assert all(p.dtype == torch.float32 and p.grad is not None for p in coarse.film.parameters())
+
+
 @pytest.mark.parametrize("text_width", [None, TEXT_WIDTH])
 @pytest.mark.parametrize("depths", [None, (0, 1, 2, 3), (2,)])
 def test_film_at_start_is_no_film_bit_for_bit(depths: tuple[int, ...] | None, text_width: int | None) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cgru.cli.reproducing import PAGE, write_page
 from cgru.experiments.cells import Assault, Cell, Measure
-from cgru.experiments.work import Order, only_one, read_record, reproduce, reuse
+from cgru.experiments.work import Order, attempt, last_line, only_one, read_record, reproduce, reuse
 
 TINY = (
     "critic.trajectories=8",
@@ -68,6 +68,27 @@ def test_a_failure_is_a_record_and_is_tried_again(tmp_path: Path) -> None:
     assert told == ["critic-plain"]
 
 
+def speechless(concept: str) -> None:
+    """A preset, as a user may pass it, that fails without a word."""
+    raise OSError
+
+
+def test_an_error_without_text_has_a_name(tmp_path: Path) -> None:
+    cell = replace(critic_cell(), preset="test_work:speechless")
+    assert attempt(cell, Order(tmp_path, "cpu", 1)) == {"error": "OSError"}
+
+
+def test_a_cell_has_the_tracker_of_its_settings(tmp_path: Path) -> None:
+    """Which is not installed here, so that asking for it is heard."""
+    record = attempt(critic_cell("film", "tracker=trackio"), Order(tmp_path, "cpu", 1))
+    assert record["error"].startswith("tracker 'trackio' needs the package 'trackio'")
+
+
+@pytest.mark.parametrize("error, last", [("Traceback\n ...\nE: x\n", "E: x"), ("", "an error without text")])
+def test_the_last_line_of_any_error(error: str, last: str) -> None:
+    assert last_line(error) == last
+
+
 def test_a_cell_that_lacks_something_is_not_run(tmp_path: Path) -> None:
     (record,), told = work(tmp_path, replace(critic_cell(), missing="a judge"))
     assert record["not_run"] == "a judge"
@@ -77,7 +98,7 @@ def test_a_cell_that_lacks_something_is_not_run(tmp_path: Path) -> None:
 
 def test_a_second_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     tmp_path.joinpath("cells").mkdir()
-    with only_one(tmp_path), pytest.raises(ValueError, match="another cgru reproduce is at work"):
+    with only_one(tmp_path), pytest.raises(ValueError, match="another cgru command is at work"):
         work(tmp_path, critic_cell())
 
 

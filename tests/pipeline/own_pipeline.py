@@ -79,6 +79,45 @@ def turns_nan(backbone: object) -> Brightness:
     return Brightness(nan_from=3)
 
 
+@dataclass
+class Cramped:
+    """A denoiser's hook: from its `first` call with gradient on, more than `most` samples are too many."""
+
+    most: int
+    first: int = 1
+    calls: int = 0
+
+    def __call__(self, network: object, args: tuple[Any, ...]) -> None:
+        if torch.is_grad_enabled():
+            self.calls += 1
+            if self.calls >= self.first and len(args[0]) > self.most:
+                raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")
+
+
+def on_a_small_device(backbone: Any) -> Brightness:  # noqa: ANN401 - a backbone
+    """Room for 2 pairs, which guidance makes 4 samples."""
+    backbone.denoiser.register_forward_pre_hook(Cramped(most=4))
+    return Brightness()
+
+
+def on_a_device_that_fills_up(backbone: Any) -> Brightness:  # noqa: ANN401
+    """Room for anything in the first iteration, 2 updates of 1 micro-batch, and then for nothing."""
+    backbone.denoiser.register_forward_pre_hook(Cramped(most=0, first=3))
+    return Brightness()
+
+
+@dataclass
+class Enormous(Brightness):
+    """A reward that fits no device."""
+
+    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        raise torch.OutOfMemoryError("Tried to allocate 9.00 GiB.\nNone is free.")
+
+
+def on_no_device(backbone: object) -> Enormous:
+    return Enormous()
+
+
 def child(table: dict[str, Any], out: str, kind: str, left: int, number: int) -> None:
     """Start or go on with a run, and end at the chosen moment; exit codes say how it ended otherwise."""
     torch.set_num_threads(1)

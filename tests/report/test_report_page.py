@@ -355,6 +355,21 @@ def test_pictures_give_way_to_the_limit(run: Run) -> None:
         build([record], limit=10)
 
 
+def test_many_runs_keep_the_comparison_and_lose_their_own_parts(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, seed=seed) for seed in range(28)]
+    for run in runs:
+        add_scores(run, scores())
+    records = [read_record(run.path) for run in runs]
+    page = build(records[:2], limit=8_000_000, lost=["Failed: dogs-cgru-s9. No memory."])
+    assert "Failed: dogs-cgru-s9. No memory." in words(page)
+    whole = build(records)
+    small = build(records, limit=len(whole.encode()) // 4)
+    for text in (words(whole), words(small)):
+        assert f"Z {runs[25].path.name}" in text and f"AB {runs[27].path.name}" in text
+    assert "Too many runs for their own parts" in small and f"cgru report {runs[27].path}" in small
+    assert "Too many runs" not in whole
+
+
 def test_ranks_share_places_and_leave_out_what_is_missing() -> None:
     assert ranks([0.9, None, 0.9, 0.5], is_higher_better=True) == [1, None, 1, 3]
     assert ranks([0.2, 0.1], is_higher_better=False) == [2, 1]

@@ -174,5 +174,5 @@ def test_exploration_is_told_apart_and_parity_is_of_the_policy_s_own(sd_folder: 
     assert done.record["reward/explored_mean"] == pytest.approx(float(reward[:2].mean()))
     assert done.record["reward/mean"] == pytest.approx(float(reward[2:].mean()))
     assert float(done.record["policy/parity"]) <= 1e-5
-    with pytest.raises(TrainingError, match="before the first update"):
+    with pytest.raises(TrainingError, match="before the update"):
         check_parity(problem, done.trajectory)

@@ -9,11 +9,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from cgru.backbones.adapter import attach
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 from cgru.config import RunConfig, override
+from cgru.critic import build_critic
+from cgru.critic.film import FilmCritic
+from cgru.critic.frozen import FrozenCritic
+from cgru.critic.tower import Tower
 from cgru.prompts import Prompt, PromptSets
 from cgru.rl.problem import Learner, Problem, Sizes, make_learner
 
@@ -37,19 +43,19 @@ def prompts(*texts: str) -> tuple[Prompt, ...]:
 
 
 @cache
-def loaded(folder: Path) -> StableDiffusion:
-    return load_stable_diffusion(folder, device="cpu")
+def loaded(folder: Path, dtype: str) -> StableDiffusion:
+    return load_stable_diffusion(folder, device="cpu", dtype=dtype)
 
 
-def fresh_model(folder: Path) -> StableDiffusion:
+def fresh_model(folder: Path, dtype: str = "fp32") -> StableDiffusion:
     """A denoiser of its own around shared parts, which nobody changes: much faster than loading."""
-    return replace(loaded(folder), denoiser=copy.deepcopy(loaded(folder).denoiser))
+    return replace(loaded(folder, dtype), denoiser=copy.deepcopy(loaded(folder, dtype).denoiser))
 
 
 def tiny_problem(folder: Path, *settings: str, sizes: Sizes | None = None) -> Problem:
     """A problem without a LoRA yet."""
     config = override(RunConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
-    backbone = fresh_model(folder)
+    backbone = fresh_model(folder, config.dtype)
     sets = PromptSets(
         reward=(),
         critic=prompts("a critic"),
@@ -74,6 +80,28 @@ def tiny_learner(problem: Problem, *, seed: int = 0) -> Learner:
     policy = problem.config.policy
     parameters = attach(problem.backbone.denoiser, rank=policy.rank, alpha=policy.alpha, targets="attention", seed=seed)
     return make_learner(problem, parameters, None)
+
+
+def tiny_film(problem: Problem) -> FilmCritic | FrozenCritic:
+    """The critic that the problem's config names, on a random tower of 8 px and one layer; the same each time."""
+    config = problem.config.critic
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = CLIPVisionModelWithProjection(CLIPVisionConfig(**sizes, image_size=8, patch_size=4))
+    critic = build_critic(
+        config.kind,
+        config.head,
+        config.view,
+        tower=Tower(network.eval(), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        scale=1.0,
+        prior=0.4,
+        latent_shape=problem.backbone.latent_shape,
+        text_width=16,
+        frozen=config.tower == "frozen",
+    )
+    assert isinstance(critic, FilmCritic | FrozenCritic)
+    return critic
 
 
 def nudge(learner: Learner, size: float = 0.05) -> None:

@@ -1,8 +1,8 @@
 """The trainable LoRA on a denoiser: what a policy learns. Put on with diffusers and peft, saved as diffusers saves it.
 
 `rank` and `alpha` go into the file's metadata, so `pipe.load_lora_weights(folder)` scales it as we do. The factors are
-float32 whatever the network's dtype: an optimiser step of 3e-4 is below bf16's resolution. B starts at zero, so the
-policy starts as the base model.
+float32 whatever the network's dtype: an optimiser step of 3e-4 is below bf16's resolution. Their products are in the
+network's dtype: in float32 they would cost an eighth of a rollout. B starts at zero, so the policy starts as the base.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline
 from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cgru.backbones.lora import LORA_FILE, PREFIX
 
@@ -53,7 +55,47 @@ def attach(denoiser: nn.Module, *, rank: int, alpha: float, targets: str, seed: 
     for parameter in parameters.values():
         parameter.data = parameter.data.float()
         parameter.requires_grad_(True)
+    if network.dtype != torch.float32:
+        _multiply_in_network_dtype(denoiser)
     return parameters
+
+
+ALIGNED = 8
+"""Numbers of half precision that a GPU's fast products take at once: 16 bytes."""
+
+
+class FineLinear(nn.Linear):
+    """A LoRA factor whose weight is finer than its work: kept and updated in float32, multiplied in x's precision.
+
+    The rank is filled up with zeros to a multiple of ALIGNED, between the two factors only: products of rank 4 would
+    take slow kernels.
+    """
+
+    @staticmethod
+    def of(factor: nn.Linear, *, is_first: bool) -> FineLinear:
+        """The factor A (`is_first`) or B of a LoRA, sharing its weight."""
+        made = FineLinear(factor.in_features, factor.out_features, bias=False, device="meta")
+        made.weight = factor.weight
+        missing = -(factor.out_features if is_first else factor.in_features) % ALIGNED
+        made.zeros = (0, 0, 0, missing) if is_first else (0, missing, 0, 0)
+        return made
+
+    zeros: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Columns before and after, rows before and after."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return x Wᵀ; the gradient comes back through the cast and adds up in float32."""
+        return functional.linear(input, functional.pad(self.weight.to(input.dtype), self.zeros))
+
+
+def _multiply_in_network_dtype(denoiser: nn.Module) -> None:
+    # Only pairs of linear layers; a LoRA on a convolution stays as peft has it.
+    for layer in denoiser.modules():
+        if not isinstance(layer, LoraLayer) or not isinstance(layer.lora_A[ADAPTER], nn.Linear):
+            continue
+        layer.cast_input_dtype_enabled = False  # peft would make x float32 to suit the weight
+        for factors in (layer.lora_A, layer.lora_B):
+            factors[ADAPTER] = FineLinear.of(factors[ADAPTER], is_first=factors is layer.lora_A)
 
 
 def detach(denoiser: nn.Module) -> None:
@@ -72,6 +114,25 @@ def base_policy(denoiser: nn.Module) -> Iterator[None]:
         yield
     finally:
         network.enable_adapters()
+
+
+@contextmanager
+def merged(denoiser: nn.Module) -> Iterator[None]:
+    """The denoiser with its LoRA added into the weights, for a while; then they are the same bits as before.
+
+    Without a LoRA nothing happens. Not for updates: in the merged form its factors have no gradient.
+    """
+    layers = [module for module in denoiser.modules() if isinstance(module, LoraLayer)]
+    kept = [layer.get_base_layer().weight.data for layer in layers]
+    try:
+        with torch.no_grad():
+            for layer in layers:
+                layer.merge(safe_merge=True, adapter_names=[ADAPTER])  # into a tensor of its own
+        yield
+    finally:
+        for layer, weight in zip(layers, kept, strict=True):
+            layer.merged_adapters.clear()  # peft's own unmerging subtracts, which leaves rounding behind
+            layer.get_base_layer().weight.data = weight
 
 
 @contextmanager

@@ -40,6 +40,10 @@ class Backbone(Protocol):
         """What policies and edits touch."""
 
     @property
+    def decoder(self) -> nn.Module:
+        """The network that draws images from latents."""
+
+    @property
     def device(self) -> torch.device:
         """Where all parts live."""
 

@@ -1,4 +1,4 @@
-"""torch.compile for a model's denoiser, in place: the same weights, names and maths, in fewer and larger kernels.
+"""torch.compile for a model's networks, in place: the same weights, names and maths, in fewer and larger kernels.
 
 In place (`nn.Module.compile`), so that edits, LoRA names and fingerprints see the network they know. The weights become
 channels-last, which pays only here (eager it was slower on an H200). Each new shape of the input, and
@@ -11,31 +11,79 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from torch import Tensor, nn
 
 from cgru.backbones.base import Backbone, one_line
 
 logger = logging.getLogger(__name__)
 
+Backend = str | Callable[..., Any]
+LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 8}
+"""Blocks that are compiled: nearly all of a UNet's work. Each shape costs seconds of compilation; where its map is
+so many times smaller than the largest, a block moves few bytes, and fusing its kernels would not pay for that."""
+GRAPHS = 256
+"""Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
 
-def compile_denoiser(
-    backbone: Backbone, probe: Callable[[], object], *, backend: str | Callable[..., Any] = "inductor"
-) -> float | None:
-    """Compile the denoiser and return the seconds it took; None, after one warning, if it stays eager.
+
+def compile_denoiser(backbone: Backbone, probe: Callable[[], object], *, backend: Backend = "inductor") -> float | None:
+    """Compile the denoiser as a whole and return the seconds it took; None, after one warning, if it stays eager.
 
     Args:
         backbone: its denoiser is changed in place.
         probe: makes one call in the shape to come. torch compiles only then, so a failure shows here and not in a run.
         backend: as of torch.compile.
     """
+    return compile_network(backbone.denoiser, probe, what="the denoiser", backend=backend)
+
+
+def compile_network(
+    network: nn.Module,
+    probe: Callable[[], object],
+    *,
+    what: str,
+    glimpse: Callable[[], object] | None = None,
+    backend: Backend = "inductor",
+) -> float | None:
+    """As `compile_denoiser`, for any network; `what` names it in the warning.
+
+    With `glimpse`, a call on one sample, only blocks of the network are compiled: those that it shows to be large.
+    """
     begun = time.perf_counter()
-    denoiser: Any = backbone.denoiser  # torch's types leave memory_format out
-    denoiser.to(memory_format=torch.channels_last)
+    whole: Any = network  # torch's types leave memory_format out
+    parts, done = [network] if glimpse is None else _regions(network, glimpse), list[nn.Module]()
+    whole.to(memory_format=torch.channels_last)
     try:
-        denoiser.compile(backend=backend, dynamic=False)
-        probe()
+        for part in parts:
+            part.compile(backend=backend, dynamic=False)
+            done.append(part)
+        with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
+            probe()
+    except torch.OutOfMemoryError:
+        raise  # which has nothing to do with compiling
     except Exception as error:  # no C++ compiler, no Triton, an operator it does not know: of almost any type
-        logger.warning("torch.compile failed (%s); the denoiser runs as it is, slower", one_line(error))
-        denoiser.to(memory_format=torch.contiguous_format)
-        denoiser.compile(disable=True)
+        logger.warning("torch.compile failed (%s); %s runs as it is, slower", one_line(error), what)
+        whole.to(memory_format=torch.contiguous_format)
+        for part in done:
+            part.compile(disable=True)
         return None
     return time.perf_counter() - begun
+
+
+def _regions(network: nn.Module, glimpse: Callable[[], object]) -> list[nn.Module]:
+    """The blocks worth a graph."""
+    areas: dict[nn.Module, int] = {}
+
+    def look(block: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        areas[block] = inputs[0].shape[-2:].numel()
+
+    blocks = {part: LEAST_MAP[type(part)] for part in network.modules() if type(part) in LEAST_MAP}
+    hooks = [block.register_forward_hook(look) for block in blocks]
+    try:
+        glimpse()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    largest = max(areas.values(), default=0)
+    return [block for block, share in blocks.items() if areas.get(block, 0) * share >= largest]

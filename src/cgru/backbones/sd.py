@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from cgru.backbones.base import guided, parse_dtype, pick_device
+from cgru.backbones.parking import Parking
 from cgru.backbones.parts import ALLOWED, EMOJI_CANVAS, check_folder, read_parts
 from cgru.backbones.quiet import no_progress_bars
 from cgru.catalog import nearest
@@ -45,6 +46,8 @@ class StableDiffusion:
     scheduler: DDIMScheduler
     device: torch.device
     dtype: torch.dtype
+    parking: Parking | None = None
+    """Where text encoder and VAE wait while they are idle; None: all stay (`cgru.backbones.lean`)."""
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -52,6 +55,11 @@ class StableDiffusion:
         size = self.denoiser.config.sample_size
         height, width = (size, size) if isinstance(size, int) else size
         return (self.denoiser.config.in_channels, height, width)
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The network that draws images from latents."""
+        return self.vae.decoder
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -73,12 +81,15 @@ class StableDiffusion:
         texts = list(dict.fromkeys(["", *prompts]))
         self._warn_of_cut(prompts, texts)
         tokens = self._tokenize(texts)
+        self._bring(self.text_encoder)
         table = torch.cat([self.text_encoder(part)[0] for part in tokens.split(TEXT_BATCH)])
+        self._park(self.text_encoder)
         places = {text: i for i, text in enumerate(texts)}
         return Conditioning(tuple(prompts), table[[places[prompt] for prompt in prompts]], table[:1])
 
     def predict(self, x: Tensor, time: Tensor, cond: Conditioning, *, guidance: float) -> Tensor:
         """Return the UNet's output with guidance applied, float32; only the network's input is cast to its dtype."""
+        self._park(self.vae)
         return guided(self._denoise, x, time, cond, guidance=guidance)
 
     def kernel(self, steps: int, *, eta: float, noisy_steps: int | None = None) -> DDIMKernel:
@@ -102,11 +113,21 @@ class StableDiffusion:
 
     def decode(self, x: Tensor, *, batch_size: int | None = None) -> Tensor:
         """Turn latents into images; differentiable."""
+        self._bring(self.vae)
         return _in_batches(self._decode, x, batch_size)
 
     def encode(self, images: Tensor, *, batch_size: int | None = None) -> Tensor:
         """Turn images into latents: the mean of the posterior, no noise."""
+        self._bring(self.vae)
         return _in_batches(self._encode, images, batch_size)
+
+    def _bring(self, network: nn.Module) -> None:
+        if self.parking is not None:
+            self.parking.bring(network)
+
+    def _park(self, network: nn.Module) -> None:
+        if self.parking is not None:
+            self.parking.park(network)
 
     def _timesteps(self, steps: int) -> Tensor:
         schedule = DDIMScheduler.from_config(self.scheduler.config)

@@ -24,11 +24,13 @@ from cgru.cli.options import (
     Reproduce,
     Resume,
     Split,
+    Sweep,
     Unlearn,
 )
 from cgru.cli.prompting import prepare_caption, prepare_split
 from cgru.cli.reporting import prepare_report
 from cgru.cli.reproducing import prepare_reproduce
+from cgru.cli.sweeping import prepare_sweep
 from cgru.cli.terminal import names_of, progress_bar, quiet_libraries, save_png, show
 from cgru.cli.training import prepare_curves, prepare_export, prepare_resume, prepare_unlearn
 from cgru.evaluation import assets
@@ -295,6 +297,7 @@ PREPARE: Mapping[type, Callable[[Any, Path], Work]] = {
     Split: prepare_split,
     Report: prepare_report,
     Reproduce: prepare_reproduce,
+    Sweep: prepare_sweep,
     Attack: prepare_attack,
     ListNames: prepare_list,
     Doctor: prepare_doctor,

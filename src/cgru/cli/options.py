@@ -41,6 +41,8 @@ MODEL = "(default: the preset's; without one, emoji-canvas)"
 PRESET = "(default: demo on emoji-canvas, else paper-object)"
 LLAVA = "llava-hf/llava-1.5-7b-hf"
 WORKERS = "(default: one per core, on a GPU 1)"
+BENCHMARKS = "(default on emoji-canvas: canvas, for hazards hazard)"
+CLUSTER = "(default: one is started on this machine)"
 PAGE = "(default: RUN/report.html; of several: runs/report.html)"
 Count = Annotated[int, read_as(int, "N")]
 Steps = Annotated[int | None, read_as(int, "N"), arg(help_behavior_hint=OWN.format(50))]
@@ -270,6 +272,42 @@ class Reproduce:
     """Folder of runs, results and the page; the same folder again continues."""
     dry_run: bool = False
     """Only list the cells and the commands that make them."""
+    json: bool = False
+    """Print one JSON document and nothing else."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Run concepts × seeds × methods on Ray."""
+
+    words: Annotated[
+        Positional[tuple[str, ...]], arg(metavar="CONCEPT [CONCEPT ...] [KEY=VALUE ...]", help_behavior_hint="")
+    ]
+    """What to forget, each in runs of its own; and settings of all runs, such as policy.iterations=60."""
+    seeds: Annotated[str, arg(metavar="N[,N...]")] = "0"
+    """Roots of everything random, with commas between."""
+    methods: Annotated[str, arg(metavar="NAME[,NAME...]")] = "cgru"
+    """Some of cgru, ddpo, dpok, with commas between."""
+    model: Annotated[str | None, read_as(str, "MODEL"), arg(help_behavior_hint=MODEL)] = None
+    """A hub id, a diffusers folder, or emoji-canvas."""
+    preset: Annotated[str | None, read_as(str, "NAME"), arg(help_behavior_hint=PRESET)] = None
+    """Where the settings start; see `cgru list presets`."""
+    benchmarks: Annotated[str | None, read_as(str, "NAME[,NAME...]"), arg(help_behavior_hint=BENCHMARKS)] = None
+    """What is measured of each run, with commas between; see `cgru list benchmarks`."""
+    images: Count = 1
+    """Pictures per prompt of the benchmarks."""
+    share: Annotated[float | None, read_as(float, "X"), arg(help_behavior_hint="(default: 1)")] = None
+    """Of a GPU for each run, such as 0.25; on a cluster without GPUs, of its cores."""
+    retries: Count = 2
+    """How often a run that failed is tried again, from its last checkpoint."""
+    address: Annotated[str | None, read_as(str, "HOST:PORT"), arg(help_behavior_hint=CLUSTER)] = None
+    """An existing Ray cluster, given on one of its nodes; auto finds the one of this machine."""
+    device: Device = "auto"
+    """Where to compute: auto (GPUs if the cluster has some), cpu or cuda; which GPU is Ray's choice."""
+    out: Annotated[Path, read_as(Path, "FOLDER")] = Path("runs/sweep")
+    """Folder of runs, results and the page, on storage that all nodes see; the same folder again continues."""
+    dry_run: bool = False
+    """Only list the cells and the commands that make them; needs no Ray."""
     json: bool = False
     """Print one JSON document and nothing else."""
 

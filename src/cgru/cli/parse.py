@@ -28,6 +28,7 @@ from cgru.cli.options import (
     Reproduce,
     Resume,
     Split,
+    Sweep,
     Unlearn,
 )
 
@@ -118,6 +119,13 @@ Examples:
   cgru reproduce
   cgru reproduce --scale small --device cuda --workers 12
   cgru reproduce --scale full --model stable-diffusion-v1-5/stable-diffusion-v1-5 --data data --dry-run"""
+SWEEP = """Run concepts × seeds × methods side by side on Ray, measure each, and compare them on one page; resumable.
+
+Examples:
+  cgru sweep Dogs Cats --seeds 0,1,2 --methods cgru,ddpo --preset best
+  cgru sweep Dogs Cats --share 0.1 policy.iterations=40
+  cgru sweep hazard --seeds 0,1,2 --address 10.0.0.5:6379 --out /shared/hazard --share 0.5
+  cgru sweep Dogs Cats --seeds 0,1 --dry-run"""
 LIST = """List what can be named: models, classes, styles, hazards, everyday, benchmarks, methods, rewards, presets.
 
 Examples:
@@ -141,6 +149,7 @@ COMMANDS: Commands = {
     "prompts": (Prompts, PROMPTS),
     "report": (Report, REPORT),
     "reproduce": (Reproduce, REPRODUCE),
+    "sweep": (Sweep, SWEEP),
     "attack": (Attack, ATTACK),
     "list": (ListNames, LIST),
     "doctor": (Doctor, DOCTOR),
@@ -178,16 +187,23 @@ def _parsed(words: Sequence[str], commands: Commands, program: str, description:
 
 
 def gathered(arguments: Sequence[str]) -> list[str]:
-    """`unlearn`'s key=value words brought together behind the others: tyro takes them in one place only."""
+    """The key=value words of `unlearn` and `sweep` behind the first concept: tyro takes them in one place only."""
     words = list(arguments)
-    if words[:1] != ["unlearn"]:
+    if words[:1] not in (["unlearn"], ["sweep"]):
         return words
     follows_option = [False, *(word.startswith("--") and word not in FLAGS and "=" not in word for word in words[:-1])]
-    is_setting = [
-        SETTING.match(word) is not None and not taken for word, taken in zip(words, follows_option, strict=True)
-    ]
-    rest = [word for word, found in zip(words, is_setting, strict=True) if not found]
-    return rest + [word for word, found in zip(words, is_setting, strict=True) if found]
+    rest: list[str] = []
+    settings: list[str] = []
+    concepts: list[int] = []
+    for word, taken in zip(words, follows_option, strict=True):
+        if SETTING.match(word) and not taken:
+            settings.append(word)
+            continue
+        rest.append(word)
+        if not taken and not word.startswith("--"):
+            concepts.append(len(rest))
+    place = concepts[1] if len(concepts) > 1 else len(rest)  # the first is the command itself
+    return rest[:place] + settings + rest[place:]
 
 
 def command_types(commands: Commands, *, is_brief: bool) -> Any:  # noqa: ANN401 - a union made at run time

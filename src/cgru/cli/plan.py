@@ -22,6 +22,8 @@ from cgru.backbones.base import exact_float32
 from cgru.backbones.sd import StableDiffusion
 from cgru.catalog import resolve
 from cgru.config import RunConfig
+from cgru.critic.frozen import FrozenCritic
+from cgru.critic.views import SHRINKS
 from cgru.mdp.trajectory import Conditioning
 from cgru.pipeline.critic import HELD_OUT, build_untrained_critic
 from cgru.pipeline.observer import SHOWN
@@ -101,21 +103,23 @@ def stages(
         found["1-reward"] = Work(denoise=2 * PICTURES * horizon, decode=2 * PICTURES, reward=2 * PICTURES)
     if has_critic:
         n = critic.trajectories
-        views = n * horizon * decodes
+        views = n * horizon * decodes // SHRINKS[critic.decode] ** 2
         fitted = round((n - max(1, n // HELD_OUT)) * horizon * critic.epochs) if n else 0
         found["2-critic"] = Work(n * horizon, 0, n + views, n, n * horizon, fitted)
     if retention.kl:
         found["bank"] = Work(denoise=2 * retention.bank * horizon)
     n, steps = policy.trajectories, max(1, round(policy.step_fraction * horizon))
+    looked = horizon if policy.step_choice == "each" else steps
+    shown = n * looked // SHRINKS[critic.decode] ** 2 if decodes else 0  # in whole pictures
     pairs = max(n, policy.window) * steps * policy.passes
     bank = policy.updates * policy.passes * retention.batch if retention.kl else 0
     one = Work(
         denoise=n * horizon + (pairs if retention.kl_forget else 0),
         update=pairs + bank,
-        decode=n + n * horizon * decodes,
+        decode=n + shown,
         reward=n,
-        value=n * horizon * has_critic,
-        fit=critic.online_updates * min(critic.batch, n * horizon) * has_critic,
+        value=n * looked * has_critic,
+        fit=critic.online_updates * min(critic.batch, n * looked) * has_critic,
     )
     found["3-policy"] = Work(**{name: policy.iterations * count for name, count in vars(one).items()})
     strips = math.ceil(policy.iterations / config.samples_every) + 1 if config.samples_every else 0
@@ -163,15 +167,20 @@ def _measure_critic(setting: Setting, x: Tensor, images: Tensor) -> dict[str, fl
         return {"value": 0.0, "fit": 0.0}
     critic = build_untrained_critic(setting, 0.0)
     views = x if problem.config.critic.kind == "latent" else images
+
+    def seen(pictures: Tensor) -> Tensor:
+        return critic.seen(pictures, batch_size=len(pictures)) if isinstance(critic, FrozenCritic) else pictures
+
+    kept = seen(views)
     time_of, cond = torch.zeros(len(views), device=x.device, dtype=torch.long), _texts(setting, len(views))
 
-    def value(k: int) -> Tensor:
-        out: Tensor = critic(views[:k], time_of[:k], cond[:k])
+    def value(shown: Tensor) -> Tensor:
+        out: Tensor = critic(shown, time_of[: len(shown)], cond[: len(shown)])
         return out
 
     with torch.no_grad():
-        forward = _seconds(value, len(views), len(views))
-    return {"value": forward, "fit": _seconds(lambda k: value(k).sum().backward(), len(views), len(views))}
+        forward = _seconds(lambda k: value(seen(views[:k])), len(views), len(views))
+    return {"value": forward, "fit": _seconds(lambda k: value(kept[:k]).sum().backward(), len(views), len(views))}
 
 
 def _denoise(setting: Setting, n: int, *, learns: bool) -> None:

@@ -17,6 +17,7 @@ from cgru.config import RunConfig
 from cgru.experiments.cells import Cell
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import find_scale
+from cgru.experiments.work import last_line
 from cgru.presets import EMBEDDED
 
 if TYPE_CHECKING:
@@ -40,13 +41,15 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
         )
     out = options.out or Path("runs") / f"reproduce-{scale.name}"
     if options.dry_run:
-        return lambda: _dry_run(options, cells, out)
+        return lambda: dry_run(cells, out, options.device, options.json)
     for cell in cells:
         if cell.concept is not None and not cell.missing:
             check_prompts(cell.config(options.device))  # what does not fit is said now, not after an hour
     from cgru.evaluation.store import check_writable
+    from cgru.experiments.work import check_free
 
     check_writable(out)
+    check_free(out)
     return lambda: _work(options, cells, out, only)
 
 
@@ -63,24 +66,25 @@ def check_prompts(config: RunConfig) -> None:
         raise ValueError(f"{str(source)!r} has {given} different prompts; allowed: {needed} or more. Add prompts.")
 
 
-def _dry_run(options: Reproduce, cells: Sequence[Cell], out: Path) -> int:
+def dry_run(cells: Sequence[Cell], out: Path, device: str, as_json: bool) -> int:
+    """List the cells and what makes them by hand."""
     rows = [
         {
             "name": cell.name,
             "not_run": cell.missing or None,
-            "commands": cell.commands(_run_folder(cell, options, out), options.device),
+            "commands": cell.commands(_run_folder(cell, device, out), device),
         }
         for cell in cells
     ]
-    return show({"out": str(out), "cells": rows}, options.json, lambda console: _tell_plan(console, rows, out))
+    return show({"out": str(out), "cells": rows}, as_json, lambda console: _tell_plan(console, rows, out))
 
 
-def _run_folder(cell: Cell, options: Reproduce, out: Path) -> Path | None:
+def _run_folder(cell: Cell, device: str, out: Path) -> Path | None:
     from cgru.runs import run_name
 
     if cell.concept is None or cell.missing:
         return None
-    return out / "runs" / run_name(cell.config(options.device))
+    return out / "runs" / run_name(cell.config(device))
 
 
 def _tell_plan(console: Console, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
@@ -148,7 +152,7 @@ def _teller(options: Reproduce, total: int, begun: float) -> Callable[[Cell, Map
         if options.json:
             return
         took = record.get("seconds", {})
-        state = f"failed: {record['error'].strip().splitlines()[-1]}" if "error" in record else "done"
+        state = f"failed: {last_line(record['error'])}" if "error" in record else "done"
         parts = ", ".join(f"{name} {duration(value)}" for name, value in took.items() if value >= 1)
         since = duration(time.monotonic() - begun)
         print(f"[{since}] {cell.name}: {state}{f' ({parts})' if parts else ''}", file=sys.stderr, flush=True)
@@ -158,7 +162,7 @@ def _teller(options: Reproduce, total: int, begun: float) -> Callable[[Cell, Map
 
 def _tell_end(console: Console, found: Mapping[str, Any], seconds: float) -> None:
     for name, error in found["failed"].items():
-        console.print(f"failed, {name}: {error.strip().splitlines()[-1]}", soft_wrap=True)
+        console.print(f"failed, {name}: {last_line(error)}", soft_wrap=True)
     if found["failed"]:
         console.print("The same command tries these again and keeps the rest.")
     console.print(f"{duration(seconds)}; the page: {found['page']}", soft_wrap=True)

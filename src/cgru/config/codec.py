@@ -22,8 +22,9 @@ from cgru.config.schema import RunConfig
 
 SECTIONS: dict[str, Any] = {name: hint for name, hint in hints(RunConfig).items() if is_dataclass(hint)}
 
-# What a run may be continued with without being another run: none of these changes its result.
-FREE = ("device", "tracker", "checkpoint_every", "samples_every")
+# What a run may be continued with without being another run: none of these changes its result, but for the rounding
+# that device and memory bring with them (batch sizes, kernels).
+FREE = ("device", "memory", "tracker", "checkpoint_every", "samples_every")
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 

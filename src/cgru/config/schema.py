@@ -40,6 +40,9 @@ class SamplingConfig:
     explore: Decay = 0.0
     """Share, 0 to under 1, of the forget trajectories that are sampled for a retain prompt and relabelled with their
     forget prompt: behaviour that noise around a sure policy never finds. 0 (paper): none."""
+    merged: bool = False
+    """Fold the LoRA into the weights while trajectories are sampled: fewer operations, other rounding than in the
+    updates. Each iteration then checks that the ratio is still 1; in half precision it hardly ever is."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -108,6 +111,12 @@ class CriticConfig:
     """A number, or class probabilities turned into V = scale·(1 - p_target), which serve any concept."""
     view: Literal["noisy", "clean"] = "noisy"
     """The decoded x_t (paper) or the decoded x̂0 that the rollout's prediction implies."""
+    decode: Literal["full", "half", "quarter"] = "full"
+    """Side of the picture that it is shown: half and quarter average the latent over 2 × 2 or 4 × 4 cells before it is
+    decoded, which costs about a quarter or a sixteenth. full: the paper's. Not for the kind latent."""
+    tower: Literal["trained", "frozen"] = "trained"
+    """Whether its vision tower learns, too (paper). frozen: from the start it stays as loaded, each state goes through
+    it once, and FiLM acts on its output alone, not at several depths. The kind latent has none."""
     trajectories: Whole = 64
     """Trajectories of the warm start (Alg. 1); 0: no warm start."""
     epochs: Count = 4
@@ -165,7 +174,11 @@ class PolicyConfig:
     passes: Count = 1
     """How often the collected batch is gone through."""
     step_fraction: PositiveShare = 1.0
-    """Share of each trajectory's steps used in updates, drawn per trajectory."""
+    """Share of the steps with noise that are used in updates; at least one step. Which: step_choice."""
+    step_choice: Literal["each", "shared", "variance"] = "each"
+    """How that share is drawn. each: for every trajectory on its own, the critic looking at all states. shared: once an
+    iteration for all, and only these states are decoded, valued and fitted to. variance: the same, with steps the
+    likelier the larger r - V was; a heuristic, its updates are not weighted by 1 / p."""
     step_weights: Literal["equal", "balanced"] = "equal"
     """How much each denoising step counts: equal (the paper), or balanced, by 1 / its log-prob's sensitivity, so that
     the last steps, whose noise is smallest, do not drown the others."""
@@ -252,7 +265,7 @@ class DiagnosticsConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run. `device`, `tracker` and the two `_every` fields do not change its result."""
+    """Everything that decides a run. `device`, `memory`, `tracker` and the two `_every` fields change no result."""
 
     concept: Text
     """What to forget: a class, a style or `hazard` on Emoji Canvas, any text on another model."""
@@ -267,7 +280,12 @@ class RunConfig:
     device: Text = "auto"
     """auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
     dtype: Annotated[str, OneOf(("fp32", "bf16", "fp16"))] = "fp32"
-    """Precision of the model; log-probs and LoRA weights are fp32 all the same."""
+    """Precision of the model, and in bf16 of the critic's tower; log-probs and what learns are fp32 all the same."""
+    compile: bool = False
+    """torch.compile the networks of the policy's stage: minutes first, faster after; for long runs on a GPU."""
+    memory: Literal["auto", "fast", "low"] = "auto"
+    """fast: batches that fill the device; low: smaller ones, activations computed again, idle networks off the device;
+    auto: fast if that fits the device, else low. Can be changed on resume."""
     checkpoint_every: Count = 5
     """Iterations between checkpoints; the last one is always saved."""
     samples_every: Whole = 10
@@ -314,6 +332,17 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
             "per-prompt. Choose one of these, or a critic.",
         ),
         (
+            config.critic.kind in ("latent", "none")
+            and (config.critic.decode, config.critic.tower) != ("full", "trained"),
+            f"critic.kind is {config.critic.kind!r}, critic.decode {config.critic.decode!r} and critic.tower "
+            f"{config.critic.tower!r}; allowed without pictures: full and trained. Set both, or another kind.",
+        ),
+        (
+            config.compile and config.retention.kl_forget > 0,
+            f"compile is true and retention.kl_forget {config.retention.kl_forget}; allowed: one of them: the base's "
+            "predictions would not be compiled and would round differently. Set compile=false.",
+        ),
+        (
             has_critic and config.critic.trajectories > 0 and config.prompts.critic == 0,
             f"critic.trajectories is {config.critic.trajectories} and prompts.critic 0; allowed: prompts for the warm "
             "start, or none of it. Raise prompts.critic, or set critic.trajectories=0.",
@@ -321,6 +350,21 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
         (
             has_critic and config.critic.trajectories == 1,
             "critic.trajectories is 1; allowed: 0, or 2 and more, since one is held out. Raise critic.trajectories.",
+        ),
+        (
+            config.sampling.merged and config.compile,
+            "sampling.merged is true and compile true; allowed: one of them, since compiled rollouts go through the "
+            "graph of the updates, LoRA and all. Set sampling.merged=false.",
+        ),
+        (
+            policy.step_choice == "variance" and not has_critic,
+            "policy.step_choice is 'variance' and critic.kind 'none'; allowed without a critic: each, shared. Choose "
+            "one of these, or a critic.",
+        ),
+        (
+            policy.step_choice != "each" and policy.window > 0,
+            f"policy.step_choice is {policy.step_choice!r} and policy.window {policy.window}; allowed with a window: "
+            "each, since batches of other iterations have other steps. Set policy.step_choice=each.",
         ),
         (
             policy.updates > policy.trajectories,

@@ -1,6 +1,7 @@
 """The per-timestep critic V(x_t, c, t), baseline of the policy (paper §4; Alg. 1): `build_critic` makes one by name.
 
-`film` is the paper's network, `latent` DPOK's, `views` what they look at, `fit` warm start and online updates.
+`film` is the paper's network, `frozen` the same on fixed features, `latent` DPOK's; `views` is what they look at, `fit`
+warm start and online updates.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import torch
 
 from cgru.catalog import unknown
 from cgru.critic.film import FilmCritic, Head
+from cgru.critic.frozen import FrozenCritic
 from cgru.critic.latent import LatentCritic
 from cgru.critic.tower import Tower
 from cgru.critic.views import View
@@ -30,7 +32,9 @@ def build_critic(
     latent_shape: tuple[int, ...],
     text_width: int,
     seed: int = 0,
-) -> FilmCritic | LatentCritic:
+    frozen: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> FilmCritic | FrozenCritic | LatentCritic:
     """Build an untrained critic, float32 on the CPU; the same seed gives the same weights.
 
     Args:
@@ -45,13 +49,15 @@ def build_critic(
         latent_shape: of the backbone, for `latent`.
         text_width: last dimension of the text embeddings, for `prompt` and `latent`.
         seed: of the fresh layers.
+        frozen: the tower learns nothing, and its features are computed once; `latent` has none.
+        dtype: of the model; beside bf16 the tower computes in bf16, too (fp16 would need its gradients scaled).
     """
     _check(kind, head, view, tower)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed accelerators, for good
         if tower is None or kind == "latent":
             return LatentCritic(latent_shape, text_width, scale=scale, prior=prior)
-        return FilmCritic(
+        critic = FilmCritic(
             tower,
             head=cast(Head, head),
             scale=scale,
@@ -59,9 +65,12 @@ def build_critic(
             labels=labels,
             target=target,
             view=cast(View, view),
+            depths=(tower.network.config.num_hidden_layers,) if frozen else None,
             film=kind != "plain",
             text_width=text_width if kind == "prompt" else None,
+            dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,
         )
+        return FrozenCritic(critic) if frozen else critic
 
 
 def _check(kind: str, head: str, view: str, tower: Tower | None) -> None:

@@ -9,7 +9,7 @@ ablation. No layer here behaves differently in training, so train/eval mode does
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -129,6 +129,7 @@ class FilmCritic(nn.Module):
         depths: Sequence[int] | None = None,
         film: bool = True,
         text_width: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Build a critic around a tower, which it owns and trains.
 
@@ -143,8 +144,10 @@ class FilmCritic(nn.Module):
             depths: where FiLM acts: 0 is the first layer's input, i the output of layer i. None: four, evenly spaced.
             film: False is the ablation without time.
             text_width: width of the text embeddings for the prompt-conditioned variant; None ignores the prompt.
+            dtype: what the tower computes in; its weights, FiLM and head are float32 all the same.
         """
         super().__init__()
+        self.dtype = dtype
         self.view: View = view
         self.tower = tower.network.vision_model.requires_grad_(True)  # towers of rewards come frozen
         config = tower.network.config
@@ -174,17 +177,32 @@ class FilmCritic(nn.Module):
 
     def features(self, view: Pictures, time: Int[Tensor, " k"], cond: Conditioning) -> Float[Tensor, "k width"]:
         """Return the tower's pooled output; its own modules are run one by one, with FiLM between them."""
-        modulation = self._modulation(time.to(self.mean.device), cond)
-        hidden = self.tower.pre_layrnorm(self.tower.embeddings(self._pixels(view)))
-        hidden = _modulated(hidden, modulation.get(0))
-        for depth, layer in enumerate(self.tower.encoder.layers, start=1):
-            hidden = _modulated(layer(hidden, None), modulation.get(depth))  # None: no attention mask
+        hidden = self.hidden(view, self._modulation(time, cond))
         pooled: Tensor = self.tower.post_layernorm(hidden[:, 0])
+        return pooled
+
+    def hidden(self, view: Pictures, modulation: Mapping[int, Tensor]) -> Float[Tensor, "k tokens width"]:
+        """Return every token after the last layer; `modulation` is (γ, β) for each depth that has one."""
+        with torch.autocast(self.mean.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            hidden = self.tower.pre_layrnorm(self.tower.embeddings(self._pixels(view)))
+            hidden = _modulated(hidden, modulation.get(0))
+            for depth, layer in enumerate(self.tower.encoder.layers, start=1):
+                hidden = _modulated(layer(hidden, None), modulation.get(depth))  # None: no attention mask
+        return hidden.float()
+
+    def modulated_features(
+        self, token: Float[Tensor, "k width"], time: Int[Tensor, " k"], cond: Conditioning
+    ) -> Float[Tensor, "k width"]:
+        """Return the pooled output given the head's token after the last layer, where FiLM acts at that depth alone."""
+        modulation = self._modulation(time, cond).get(len(self.tower.encoder.layers))
+        pooled: Tensor = self.tower.post_layernorm(_modulated(token[:, None], modulation)[:, 0])
         return pooled
 
     def _modulation(self, time: Tensor, cond: Conditioning) -> dict[int, Tensor]:
         # depth -> (2, k, 1, width)
-        return {} if self.film is None else dict(zip(self.depths, self.film(time, cond), strict=True))
+        if self.film is None:
+            return {}
+        return dict(zip(self.depths, self.film(time.to(self.mean.device), cond), strict=True))
 
     def _pixels(self, view: Tensor) -> Tensor:
         moved = view.to(self.mean.device)

@@ -30,7 +30,7 @@ from cgru.critic.measures import (
 from cgru.critic.views import ClassCritic, Critic
 from cgru.mdp.trajectory import Conditioning, Trajectory
 
-Views = Shaped[Tensor, "n t c h w"]
+Views = Shaped[Tensor, "n t *state"]
 
 REPORT_BATCH = 256
 """States per forward pass when held-out trajectories are scored."""
@@ -91,10 +91,15 @@ class _States:
 
 
 @torch.no_grad()
-def values(critic: Critic, views: Views, trajectory: Trajectory, *, batch_size: int) -> Float[Tensor, "n t"]:
-    """Return V(x_t, c, t) at every state, on the trajectory's device."""
-    states = _States(views, trajectory.time, trajectory.cond)
-    return _values(critic, states, torch.arange(len(views)), batch_size).to(trajectory.x.device)
+def values(critic: Critic, views: Views, trajectory: Trajectory, *, batch_size: int) -> Float[Tensor, "n horizon"]:
+    """Return V(x_t, c, t) at every state that is learned from, NaN at the others, on the trajectory's device."""
+    states = _States(views, trajectory.time[trajectory.learned], trajectory.cond)
+    found = _values(critic, states, torch.arange(len(views)), batch_size).to(trajectory.x.device)
+    if trajectory.chosen is None:
+        return found
+    everywhere = found.new_full((len(trajectory), trajectory.horizon), math.nan)
+    everywhere[:, trajectory.learned] = found
+    return everywhere
 
 
 def regress(

@@ -3,13 +3,14 @@
 All three are functions of the state (x_t, c, t) alone, so A = r - V stays unbiased (paper, App. A). Every state is
 decoded once per trajectory and kept, because values and critic updates read it several times. Pictures are kept as
 uint8 of at most the critic's input size: 800 states of SD at 512 px are 2.5 GB in float32, 120 MB as 224-px bytes.
+A latent shrunk before it is decoded is a function of the state as well, and costs the decoder a quarter or less.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int, Shaped, UInt8
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,6 +18,8 @@ from cgru.catalog import unknown
 from cgru.mdp.trajectory import Conditioning, Trajectory
 
 View = Literal["noisy", "clean", "latent"]
+SHRINKS = {"full": 1, "half": 2, "quarter": 4}
+"""Name of a decode -> the side of the latent's cells that are averaged to one."""
 
 
 @runtime_checkable
@@ -52,22 +55,46 @@ class Decoder(Protocol):
 
 @torch.no_grad()
 def decoded_views(
-    backbone: Decoder, trajectory: Trajectory, which: str, *, batch_size: int, size: int | None = None
+    backbone: Decoder, trajectory: Trajectory, which: str, *, batch_size: int, size: int | None = None, shrink: int = 1
 ) -> Shaped[Tensor, "n t c h w"]:
-    """Return what a critic looks at, for the states x_T..x_1 of each trajectory, on the trajectory's device.
+    """Return what a critic looks at, for the t states of each trajectory that are learned from, on its device.
 
     Args:
         backbone: whose VAE decodes; not used for `latent`.
-        trajectory: n runs of t steps; `clean` needs its x0_hat.
-        which: `noisy`, `clean` (both uint8 pictures) or `latent` (float32, x itself without a copy).
+        trajectory: n runs; `clean` needs its x0_hat. Of x_T..x_1, its `learned` steps count.
+        which: `noisy`, `clean` (both uint8 pictures) or `latent` (float32).
         batch_size: latents decoded at once.
         size: larger pictures are shrunk to this side before they are kept; give the critic's `image_size`.
+        shrink: latents are averaged over squares of this side before they are decoded; it must divide theirs.
     """
     latents = _latents(trajectory, which)
+    if trajectory.chosen is not None:
+        latents = latents[:, trajectory.learned]
     if which == "latent":
         return latents
-    kept = [_kept(backbone.decode(part), size) for part in latents.flatten(0, 1).split(batch_size)]
+    kept, good = zip(
+        *(_kept(backbone.decode(part), size) for part in shrunk(latents.flatten(0, 1), shrink).split(batch_size)),
+        strict=True,
+    )
+    if not bool(torch.stack(good).all()):  # asked once: each answer makes the host wait for the device
+        raise ValueError("the decoded states hold NaN or infinity; run the model in fp32 or bf16.")
     return torch.cat(kept).unflatten(0, latents.shape[:2])
+
+
+def shrunk(latents: Float[Tensor, "n c h w"], side: int) -> Float[Tensor, "n c small_h small_w"]:
+    """Return the means over squares of side × side cells; 1: the latents themselves."""
+    return latents if side == 1 else functional.avg_pool2d(latents, side)
+
+
+def check_shrink(decode: str, latent_shape: tuple[int, ...]) -> None:
+    """Refuse a decode that does not divide the sides of the model's latents."""
+    fitting = [name for name, side in SHRINKS.items() if all(length % side == 0 for length in latent_shape[1:])]
+    if decode not in fitting:
+        sides = " × ".join(map(str, latent_shape[1:]))
+        raise ValueError(
+            f"critic.decode is {decode!r} and the model's latents are {sides}; allowed: {', '.join(fitting)}, which "
+            "divide them. Set critic.decode to one of these."
+        )
 
 
 def resized(images: Float[Tensor, "n 3 h w"], size: int) -> Float[Tensor, "n 3 size size"]:
@@ -87,9 +114,7 @@ def _latents(trajectory: Trajectory, which: str) -> Tensor:
     return trajectory.x0_hat
 
 
-def _kept(images: Tensor, size: int | None) -> UInt8[Tensor, "n 3 h w"]:
-    # As bytes a NaN would silently become a colour.
-    if not bool(images.isfinite().all()):
-        raise ValueError("the decoded states hold NaN or infinity; run the model in fp32 or bf16.")
+def _kept(images: Tensor, size: int | None) -> tuple[UInt8[Tensor, "n 3 h w"], Bool[Tensor, ""]]:
+    # The bytes, and whether all was finite: as bytes a NaN would silently become a colour.
     small = resized(images, size) if size is not None and max(images.shape[-2:]) > size else images
-    return (small * 255).round().to(torch.uint8)
+    return (small * 255).round().to(torch.uint8), images.isfinite().all()

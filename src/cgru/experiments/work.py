@@ -1,7 +1,8 @@
 """Do the cells of a plan: several side by side, each resumable, a failure of one never the end of the others.
 
 OUT/plan.json says what there is to do, OUT/cells/NAME.json what became of a cell (run, evaluations, attacks, seconds;
-or the error), OUT/runs and OUT/base hold what it refers to. A cell whose file has its fingerprint is not done again.
+or the error), OUT/runs and OUT/base hold what it refers to. A cell whose file has its fingerprint is not done again
+while its run is there.
 Workers are processes of one thread each on a CPU: the model is small, so two threads do less than two processes.
 """
 
@@ -34,6 +35,8 @@ FILES = ("reference", "source")
 Record = dict[str, Any]
 Told = Callable[[Cell, Record], None]
 """Called with each cell when it is done, and its record."""
+Execute = Callable[[Sequence[Cell]], Iterator[tuple[Cell, Record]]]
+"""Does cells, in any order, and says what became of each."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +52,29 @@ class Order:
 def reproduce(
     cells: Sequence[Cell], order: Order, workers: int, told: Told, *, about: Mapping[str, Any]
 ) -> list[Record]:
+    """Do what is left of the plan in processes of this machine; the record of each cell, in the plan's order."""
+    return carry_out(cells, order.out, lambda left: _worked(left, order, workers), told, about=about)
+
+
+def carry_out(
+    cells: Sequence[Cell], out: Path, execute: Execute, told: Told, *, about: Mapping[str, Any]
+) -> list[Record]:
     """Do what is left of the plan and write its files; the record of each cell, in the plan's order."""
-    (order.out / CELLS).mkdir(parents=True, exist_ok=True)
-    with only_one(order.out):
-        return _reproduce(cells, order, workers, told, about)
+    (out / CELLS).mkdir(parents=True, exist_ok=True)
+    with only_one(out):
+        return _carry_out(cells, out, execute, told, about)
 
 
-def _reproduce(cells: Sequence[Cell], order: Order, workers: int, told: Told, about: Mapping[str, Any]) -> list[Record]:
-    out = order.out
+def _carry_out(
+    cells: Sequence[Cell], out: Path, execute: Execute, told: Told, about: Mapping[str, Any]
+) -> list[Record]:
     write_plan(out, cells, about)
-    done = {cell.name: record for cell in cells if (record := read_record(out, cell)) and "error" not in record}
+    done = {cell.name: record for cell in cells if (record := read_done(out, cell)) is not None}
     for cell in cells:
         if cell.missing:
             done[cell.name] = _write(out, cell, {"not_run": cell.missing})
     left = [cell for cell in cells if cell.name not in done]
-    for cell, record in _worked(left, order, workers):
+    for cell, record in execute(left):
         done[cell.name] = _write(out, cell, record)
         told(cell, record)
     return [done[cell.name] for cell in cells]
@@ -75,8 +86,15 @@ def only_one(out: Path) -> Iterator[None]:
     with (out / LOCK).open("w") as file:
         if not try_lock(file.fileno()):
             advice = "allowed: one at a time. Wait, or give --out FOLDER."
-            raise ValueError(f"another cgru reproduce is at work in {str(out)!r}; {advice}")
+            raise ValueError(f"another cgru command is at work in {str(out)!r}; {advice}")
         yield
+
+
+def check_free(out: Path) -> None:
+    """The same before anything is started or written."""
+    if (out / LOCK).is_file():
+        with only_one(out):
+            pass
 
 
 def write_plan(out: Path, cells: Sequence[Cell], about: Mapping[str, Any]) -> None:
@@ -99,6 +117,20 @@ def read_record(out: Path, cell: Cell) -> Record | None:
     except (OSError, ValueError):
         return None
     return record if record.get("fingerprint") == cell.fingerprint else None
+
+
+def read_done(out: Path, cell: Cell) -> Record | None:
+    """The record of a cell that need not be done again: it did not fail, and nobody has removed its run."""
+    record = read_record(out, cell)
+    if record is None or "error" in record:
+        return None
+    run = record.get("run")
+    return record if run is None or (out / run).is_dir() else None
+
+
+def last_line(error: str) -> str:
+    """Of a traceback what went wrong."""
+    return next(reversed(error.strip().splitlines()), "an error without text")
 
 
 def _write(out: Path, cell: Cell, found: Record) -> Record:
@@ -148,7 +180,7 @@ def attempt(cell: Cell, order: Order) -> Record:
     except Interrupted:
         raise KeyboardInterrupt from None  # the run is saved; the plan ends here, too
     except (ValueError, OSError) as error:
-        return {"error": str(error)}
+        return {"error": str(error).strip() or type(error).__name__}
     except Exception:
         return {"error": traceback.format_exc()}
 
@@ -173,12 +205,15 @@ def do(cell: Cell, order: Order) -> Record:
 
 
 def _train(cell: Cell, order: Order) -> Path:
+    from cgru.cli.trackers import tracking
     from cgru.pipeline.critic import CRITIC_STAGE
     from cgru.pipeline.observer import POLICY_STAGE
     from cgru.pipeline.stages import unlearn
 
     until = {"critic": CRITIC_STAGE, "policy": POLICY_STAGE}[cell.stage]
-    return unlearn(cell.config(order.device), order.out / RUNS, until=until).path
+    config, runs = cell.config(order.device), order.out / RUNS
+    with tracking(config, runs) as listeners:
+        return unlearn(config, runs, until=until, listeners=listeners).path
 
 
 def _evaluate(cell: Cell, subject: str, order: Order) -> list[str | None]:

@@ -106,13 +106,14 @@ def _denoise(
 ) -> Iterator[_Transition]:
     # A kernel without any noise (eta 0) needs x_T only.
     has_noise = bool(kernel.stochastic.any())
-    noise = torch.stack([noise_for(seed, backbone.latent_shape, len(kernel) * has_noise) for seed in seeds])
-    x = noise[:, 0].to(backbone.device)
+    drawn = torch.stack([noise_for(seed, backbone.latent_shape, len(kernel) * has_noise) for seed in seeds])
+    noise = drawn.to(backbone.device)  # all of it now: a copy in each step would make the host wait for the step before
+    x = noise[:, 0]
     for index in range(len(kernel)):
         time = kernel.timesteps[index].to(backbone.device).expand(len(x))
         prediction = backbone.predict(x, time, cond, guidance=guidance)
         step = kernel.step(prediction, x, index)
-        next_x = step.sample(noise[:, index + 1].to(backbone.device)) if has_noise else step.mean
+        next_x = step.sample(noise[:, index + 1]) if has_noise else step.mean
         yield _Transition(x, next_x, prediction, step)
         x = next_x
 

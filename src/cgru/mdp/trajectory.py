@@ -42,7 +42,9 @@ class Conditioning:
         order = range(*ids.indices(len(self))) if isinstance(ids, slice) else ids.tolist()
         # A single unconditional row is shared, so it stays as it is (also when there is only one prompt).
         unconditional = self.unconditional if len(self.unconditional) == 1 else self.unconditional[ids]
-        return Conditioning(tuple(self.prompts[i] for i in order), self.embeddings[ids], unconditional)
+        # Ids on the CPU go over without waiting for the device; those on it would be read back for the prompts.
+        places = ids if isinstance(ids, slice) else ids.to(self.embeddings.device, non_blocking=True)
+        return Conditioning(tuple(self.prompts[i] for i in order), self.embeddings[places], unconditional)
 
     def to(self, device: torch.device | str) -> "Conditioning":
         """Return the same conditioning on `device`."""
@@ -104,6 +106,8 @@ class Trajectory:
     reward: Float[Tensor, " n"] | None = None
     value: Float[Tensor, "n t"] | None = None
     advantage: Float[Tensor, "n t"] | None = None
+    chosen: tuple[int, ...] | None = None
+    """Steps that this batch is learned from, rising; value and advantage are NaN at the others. None: all."""
 
     def __post_init__(self) -> None:
         """Check that there is one more state than there are steps, and one prompt for each run."""
@@ -135,13 +139,25 @@ class Trajectory:
         return self.log_prob.shape[1]
 
     @property
+    def learned(self) -> list[int]:
+        """Ids of the steps that are learned from, rising; what critics look at."""
+        return list(range(self.horizon) if self.chosen is None else self.chosen)
+
+    @property
+    def trained(self) -> Bool[Tensor, " t"]:
+        """Which steps belong in a policy loss: those learned from that have noise, since others have no density."""
+        is_learned = torch.zeros_like(self.stochastic)
+        is_learned[self.learned] = True
+        return self.stochastic & is_learned
+
+    @property
     def final(self) -> Float[Tensor, "n c h w"]:
         """The clean latents x_0."""
         return self.x[:, -1]
 
     def steps(self, sample_ids: Ids, step_ids: Ids) -> Steps:
         """Return the pairs (sample_ids[k], step_ids[k]); every per-step field is taken at the same place."""
-        i, t = sample_ids.to(self.x.device), step_ids.to(self.x.device)
+        i, t = (ids.to(self.x.device, non_blocking=True) for ids in (sample_ids, step_ids))
         return Steps(
             x=self.x[i, t],
             next_x=self.x[i, t + 1],
@@ -149,7 +165,7 @@ class Trajectory:
             sample=i,
             index=t,
             time=self.time[t],
-            cond=self.cond[i],
+            cond=self.cond[sample_ids],
             x0_hat=_at(self.x0_hat, i, t),
             reward=_at(self.reward, i),
             value=_at(self.value, i, t),
@@ -161,7 +177,7 @@ class Trajectory:
 
         Deterministic steps are left out: they have no density, so no ratio.
         """
-        steps = self.stochastic.nonzero().flatten().cpu()
+        steps = self.trained.nonzero().flatten().cpu()
         samples = torch.arange(len(self))
         return samples.repeat_interleave(len(steps)), steps.repeat(len(samples))
 
@@ -176,6 +192,7 @@ class Trajectory:
         same = all(p.guidance == first.guidance and torch.equal(p.time, first.time) for p in parts)
         same = same and all(torch.equal(p.stochastic, first.stochastic) for p in parts)
         assert same, "trajectories of different samplers (guidance, times or noise) cannot be joined"
+        assert all(p.chosen == first.chosen for p in parts), "trajectories learned from at other steps cannot be joined"
         return replace(
             first,
             x=torch.cat([p.x for p in parts]),

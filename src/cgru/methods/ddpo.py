@@ -21,7 +21,7 @@ def apply(config: RunConfig) -> RunConfig:
     return replace(
         config,
         method="ddpo",
-        critic=replace(config.critic, kind="none"),
+        critic=replace(config.critic, kind="none", decode="full", tower="trained"),
         policy=replace(
             config.policy,
             advantage="per-prompt",  # code: stat_tracking.py; falls back to the batch's statistics

@@ -34,6 +34,7 @@ def apply(config: RunConfig) -> RunConfig:
         updates=min(UPDATES, config.policy.trajectories),
         passes=1,
         step_fraction=STEP_FRACTION,
+        step_choice="each",  # code: transitions are drawn one by one
         reward_weight=100 / config.reward.scale,  # code: 100 for rewards of about 1, so 10 for ours of 0..10
     )
     retention = replace(
@@ -44,5 +45,7 @@ def apply(config: RunConfig) -> RunConfig:
         kl_form="noise",  # code: plain MSE of guided noise predictions
         balance=0.0,
     )
-    critic = replace(config.critic, kind="latent", head="value", trajectories=0)  # code: V learns online only
-    return replace(config, method="dpok", critic=critic, policy=policy, retention=retention)
+    # code: V is on latents, which have no decode and no tower, and learns online only
+    critic = replace(config.critic, kind="latent", head="value", trajectories=0, decode="full", tower="trained")
+    # Its KL needs the base's predictions, for which nothing is compiled.
+    return replace(config, method="dpok", compile=False, critic=critic, policy=policy, retention=retention)

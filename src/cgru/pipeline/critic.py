@@ -20,13 +20,14 @@ from cgru.config import RunConfig
 from cgru.critic import build_critic
 from cgru.critic.film import FilmCritic
 from cgru.critic.fit import WarmStart, warm_start, warm_start_classes
+from cgru.critic.frozen import FrozenCritic
 from cgru.critic.tower import load_tower
 from cgru.mdp.trajectory import Trajectory
 from cgru.pipeline.reward import CLIP_B32
 from cgru.pipeline.setting import EMBEDDED, Setting, is_embedded
 from cgru.prompts import Prompt
 from cgru.rl.collect import choose, counterparts, explored, relabelled, scored, viewed
-from cgru.rl.problem import Problem
+from cgru.rl.problem import Problem, trainable
 from cgru.runs import Run
 from cgru.tasks import ASSETS, Concept, load_lexicon, targets
 
@@ -95,6 +96,8 @@ def build_untrained_critic(setting: Setting, prior: float) -> nn.Module:
         latent_shape=problem.backbone.latent_shape,
         text_width=int(problem.encode([""]).embeddings.shape[-1]),
         seed=problem.seed("critic-init"),
+        frozen=config.tower == "frozen",
+        dtype=problem.backbone.dtype,
     )
     return critic.to(problem.backbone.device)
 
@@ -163,7 +166,7 @@ def fit_critic(setting: Setting, critic: nn.Module, trajectory: Trajectory) -> W
     """Fit by squared error to the reward; a classes head by cross-entropy to what each prompt asked for."""
     problem = setting.problem
     config = problem.config.critic
-    optimiser = torch.optim.AdamW(critic.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    optimiser = torch.optim.AdamW(trainable(critic), lr=config.learning_rate, weight_decay=config.weight_decay)
     views = viewed(problem, critic, trajectory)  # type: ignore[arg-type]
     settings: dict[str, Any] = {
         "epochs": config.epochs,
@@ -171,7 +174,7 @@ def fit_critic(setting: Setting, critic: nn.Module, trajectory: Trajectory) -> W
         "held_out": max(1, len(trajectory) // HELD_OUT),
         "generator": problem.generator("critic-warm-start"),
     }
-    if isinstance(critic, FilmCritic) and config.head == "classes":
+    if isinstance(critic, FilmCritic | FrozenCritic) and config.head == "classes":
         return warm_start_classes(critic, optimiser, views, trajectory, _truth(setting, trajectory), **settings)
     return warm_start(critic, optimiser, views, trajectory, **settings)  # type: ignore[arg-type]
 

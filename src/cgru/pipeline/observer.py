@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from cgru.pipeline.reward import forget_reward
 from cgru.pipeline.setting import Setting
 from cgru.rewards.base import checked
 from cgru.rl.checkpoint import to_files
-from cgru.rl.problem import Learner
+from cgru.rl.problem import Learner, Problem
 from cgru.rl.train import Iteration, Record
 from cgru.runs import Run
 from cgru.watch import BestTradeOff, Look, alarm, look, record
@@ -87,6 +87,11 @@ class Observer:
         """Keep everything the next iteration reads."""
         extra = {"trade_off": self.trade_off.state_dict()}
         self.run.checkpoint(POLICY_STAGE, to_files(self.learner, extra), self.learner.iteration)
+
+    def shrink(self, problem: Problem) -> None:
+        """Go on with smaller batches, in the run's record as well."""
+        self.setting = replace(self.setting, problem=problem)
+        processes.from_main(lambda: self.run.annotate(sizes=asdict(problem.sizes)))
 
     def restore(self, extra: dict[str, Any]) -> None:
         """Take over what a checkpoint knew."""

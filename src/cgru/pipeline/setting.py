@@ -13,17 +13,17 @@ import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from cgru.backbones import load_model
 from cgru.backbones.adapter import check_targets
 from cgru.backbones.base import Backbone
 from cgru.config import RunConfig
+from cgru.critic.views import check_shrink
 from cgru.evaluation.canvas import TEMPLATE
 from cgru.evaluation.hazard import explicit_prompts
 from cgru.evaluation.wordings import paraphrases
 from cgru.pipeline.detector import build_detector, describe_watch
 from cgru.pipeline.reward import build_reward, rewarded_prompts
+from cgru.pipeline.sizes import sized
 from cgru.prompts import Counts, Prompt, PromptSets, generated_prompts, prompts_from_file, template_prompts
 from cgru.rl.problem import Problem, Sizes
 from cgru.tasks import Concept, find_concept, load_lexicon
@@ -64,8 +64,10 @@ def load_parts(config: RunConfig, *, sizes: Sizes | None = None) -> Parts:
     concept, prompts = resolve_prompts(config)
     backbone = load_model(config.model, device=config.device, dtype=config.dtype)
     check_targets(backbone.denoiser, config.policy.targets)
+    check_shrink(config.critic.decode, backbone.latent_shape)
     detector = build_detector(config, concept, prompts, backbone.device)
-    return Parts(config, concept, prompts, backbone, sizes or fitting_sizes(config, backbone), detector)
+    backbone, found = sized(config, backbone, sizes)
+    return Parts(config, concept, prompts, backbone, found, detector)
 
 
 def build_setting(
@@ -158,17 +160,3 @@ def prompts_hash(sets: PromptSets) -> str:
     """A hash of every prompt: a prompt file that changed between start and resume is found out by it."""
     table = [asdict(prompt) for prompt in all_prompts(sets)]
     return hashlib.sha256(json.dumps(table).encode()).hexdigest()
-
-
-def fitting_sizes(config: RunConfig, backbone: Backbone) -> Sizes:
-    """Batch sizes for this machine: measured shapes, not a search, so that a run starts at once.
-
-    Emoji Canvas on two cores is fastest at 32 to 64 samples a pass. SD 1.5 with LoRA takes 36 GiB at 32 samples
-    (findings.md §3), guidance doubling the batch.
-    """
-    small = torch.Size(backbone.latent_shape).numel() <= 4096
-    if backbone.device.type == "cuda":
-        rollout, update, decode, score = (1024, 512, 1024, 1024) if small else (32, 16, 16, 256)
-    else:
-        rollout, update, decode, score = (64, 64, 64, 256) if small else (2, 1, 1, 32)
-    return Sizes(rollout, config.policy.micro_batch or update, decode, score)

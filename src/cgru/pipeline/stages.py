@@ -14,19 +14,22 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from cgru import processes
 from cgru.backbones.adapter import attach, save_adapter, weights_swapped
-from cgru.backbones.base import exact_float32
+from cgru.backbones.base import Backbone, exact_float32, one_line
 from cgru.backbones.lora import LORA_FILE
+from cgru.backbones.steady import compiled_backbone, no_recompiles, steady_backbone
 from cgru.config import RunConfig
+from cgru.critic.views import SHRINKS
 from cgru.pipeline.critic import CRITIC_STAGE, critic_stage, tower_source
 from cgru.pipeline.observer import POLICY_STAGE, Listener, Observer
 from cgru.pipeline.reward import needs_heads, train_heads
@@ -35,6 +38,7 @@ from cgru.rewards.weights import lineage_of
 from cgru.rl.checkpoint import from_files
 from cgru.rl.problem import Learner, Problem, Sizes, make_learner
 from cgru.rl.retention import make_bank
+from cgru.rl.room import out_of_memory
 from cgru.rl.train import train
 from cgru.runs import Run, run_name
 
@@ -60,7 +64,7 @@ def unlearn(
         until: the last stage; "2-critic" for a critic without a policy.
     """
     processes.from_main(lambda: _refuse_idle_processes(config))
-    with exact_float32():
+    with exact_float32(), _memory_in_words():
         is_new = processes.from_main(lambda: not (Path(out) / run_name(config)).exists())
         # Before there is a folder: what cannot be built leaves none behind.
         parts, setting = processes.alike(lambda: _prepared(config)) if is_new else (None, None)
@@ -74,8 +78,8 @@ def resume(path: str | Path, *, listeners: tuple[Listener, ...] = ()) -> Run:
     """Go on with a run folder, from its last checkpoint."""
     run = processes.from_main(lambda: Run.open(path))
     _refuse_idle_processes(run.config)
-    with exact_float32(), _held(run):
-        _stages(run, listeners)
+    with exact_float32(), _held(run), _memory_in_words():
+        _stages(run, listeners, keeps_sizes=True)
     return run
 
 
@@ -101,17 +105,27 @@ def _held(run: Run) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _memory_in_words() -> Iterator[None]:
+    """Memory that runs out where nothing can be halved (a critic's update, an earlier stage): one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(one_line(error)) from None
+
+
 def _stages(
     run: Run,
     listeners: tuple[Listener, ...],
     parts: Parts | None = None,
     setting: Setting | None = None,
     until: str = POLICY_STAGE,
+    keeps_sizes: bool = False,
 ) -> None:
     if processes.from_main(lambda: run.is_done(until)):
         logger.info("nothing left to do in %s", run.path)
         return
-    parts = _known_parts(run, parts)
+    parts = _known_parts(run, parts, keeps_sizes)
     heads = reward_stage(run, parts)
     setting = _known_setting(run, parts, heads, setting)
     critic = critic_stage(run, setting)
@@ -119,27 +133,28 @@ def _stages(
     processes.from_main(lambda: run.annotate(**trainers(setting)))
     if until == CRITIC_STAGE:
         return
-    # The bank holds what the base policy does, so it is made before there is a LoRA, also on resume.
-    bank = make_bank(setting.problem)
     learner = _learner(setting.problem, critic)
-    observer = Observer(setting, learner, run, listeners)
-    _restore(run, setting.problem, learner, observer)
+    fast = settled(setting)
+    # The bank holds what the base policy does: a fresh LoRA adds zero. So it is made before anything is restored.
+    bank = make_bank(fast.problem)
+    observer = Observer(fast, learner, run, listeners)
+    _restore(run, fast.problem, learner, observer)
     if learner.iteration == 0 and run.config.samples_every:
         observer.save_strip(0)
     if not observer.is_complete:  # it is where a run was killed after its last checkpoint
-        with _saving_on_interrupt(observer):
-            train(setting.problem, learner, bank, after=observer.after)
+        with _saving_on_interrupt(observer), no_recompiles() if run.config.compile else nullcontext():
+            train(fast.problem, learner, bank, after=observer.after, after_halving=observer.shrink)
     if observer.is_stopped and not observer.is_complete:
         raise Interrupted(str(run.path))
     processes.from_main(lambda: _finish(run, observer))
 
 
-def _known_parts(run: Run, parts: Parts | None) -> Parts:
+def _known_parts(run: Run, parts: Parts | None, keeps_sizes: bool) -> Parts:
     """Parts with the sizes and prompts that the run began with."""
     stored: dict[str, Any] = processes.from_main(lambda: run.manifest["extra"])
-    sizes = Sizes(**stored["sizes"]) if "sizes" in stored else None
-    parts = parts or processes.alike(lambda: load_parts(run.config, sizes=sizes))
-    parts = replace(parts, sizes=sizes or parts.sizes)
+    # The folder's `memory` is that of the first start: a mode or sizes that were found since stay with `cgru resume`.
+    sizes = _stored_sizes("auto" if keeps_sizes else run.config.memory, stored)
+    parts = _alike_in_size(run.config, parts or processes.alike(lambda: load_parts(run.config, sizes=sizes)))
     found = prompts_hash(parts.prompts)
     if stored.get("prompts", found) != found:
         raise ValueError(
@@ -148,6 +163,21 @@ def _known_parts(run: Run, parts: Parts | None) -> Parts:
         )
     facts = {"sizes": asdict(parts.sizes), "prompts": found}
     processes.from_main(lambda: run.annotate(**facts))
+    return parts
+
+
+def _stored_sizes(memory: str, stored: dict[str, Any]) -> Sizes | None:
+    """The sizes that a run was begun with; None before, and where it is now to be in the other memory mode."""
+    sizes = Sizes(**stored["sizes"]) if "sizes" in stored else None
+    is_kept = sizes is not None and memory in ("auto", "low" if sizes.low_memory else "fast")
+    return sizes if is_kept else None
+
+
+def _alike_in_size(config: RunConfig, parts: Parts) -> Parts:
+    """Parts with the sizes of the main process, which may have found others on its device."""
+    sizes = processes.from_main(lambda: parts.sizes)
+    if processes.any_of(parts.sizes != sizes):
+        parts = processes.alike(lambda: load_parts(config, sizes=sizes))
     return parts
 
 
@@ -212,6 +242,25 @@ def _learner(problem: Problem, critic: nn.Module | None) -> Learner:
         seed=problem.seed("lora"),
     )
     return make_learner(problem, parameters, critic)
+
+
+def settled(setting: Setting) -> Setting:
+    """The setting as its policy is trained, compiled if the config asks for it; call it with the LoRA on.
+
+    In half precision all predictions are of one shape: else rollout and update would round differently.
+    """
+    problem = setting.problem
+    config, batch, decode = problem.config, problem.sizes.update, problem.sizes.decode
+    if config.compile:
+        shrink = SHRINKS[config.critic.decode]
+        fast: Backbone = compiled_backbone(
+            problem.backbone, batch=batch, decode_batch=decode, guidance=config.sampling.guidance, shrink=shrink
+        )
+    elif problem.backbone.dtype == torch.float32:
+        return setting
+    else:
+        fast = steady_backbone(problem.backbone, batch=batch, decode_batch=decode)
+    return replace(setting, problem=replace(problem, backbone=fast))
 
 
 @contextmanager

@@ -31,8 +31,9 @@ from cgru.report.html import (
 from cgru.report.kinds import Kind
 from cgru.report.records import Evaluation, Record, amount, comparable, differing, is_same
 
-LETTERS = [chr(ord("A") + i) for i in range(26)]
-"""Runs of a comparison; the command line takes no more."""
+ALPHABET = [chr(ord("A") + i) for i in range(26)]
+LETTERS = [*ALPHABET, *(first + second for first in ALPHABET for second in ALPHABET)]
+"""Runs of a comparison: A to Z, AA to ZZ; a page holds fewer."""
 
 
 @dataclass(frozen=True)

@@ -42,27 +42,43 @@ REPORT = "report.html"
 """The file in a run folder."""
 
 
-def build(records: Sequence[Record], limit: int = LIMIT) -> str:
-    """The page of one run, or a comparison of several, of at most `limit` bytes."""
+def build(records: Sequence[Record], limit: int = LIMIT, *, lost: Sequence[str] = ()) -> str:
+    """The page of one run, or a comparison of several, of at most `limit` bytes.
+
+    Args:
+        records: the runs.
+        limit: bytes; pictures go first, then, of several runs, the parts of single ones.
+        lost: what is missing of the whole, such as runs that failed, in a sentence each.
+    """
+    named = compare.name_runs(records)
     for count in PAIRS:
-        page = _page(records, count)
+        page = _page(named, [_run(run, count, is_single=len(named) == 1) for run in named], lost)
         if len(page.encode()) <= limit:
             return page
+    page = _page(named, [_elsewhere(named)], lost)
+    if len(named) > 1 and len(page.encode()) <= limit:
+        return page
     raise ValueError(
         f"the page of {len(records)} runs is over {limit / 1e6:g} MB without a picture before and after; allowed: "
         "fewer runs at once. Report them in parts."
     )
 
 
-def _page(records: Sequence[Record], count: int) -> str:
-    named = compare.name_runs(records)
+def _page(named: Sequence[compare.Named], runs: Sequence[Html], lost: Sequence[str]) -> str:
+    records = [run.record for run in named]
     is_single = len(records) == 1
     title = f"Unlearning {records[0].concept}" if is_single else f"Unlearning: {len(records)} runs compared"
-    parts: list[Content] = [_contents(named)] if is_single else [_contents(named), compare.comparison(named)]
-    parts += [_run(run, count, is_single=is_single) for run in named]
-    parts.append(literature.block("r0-literature"))
+    parts: list[Content] = [_contents(named), *(hole(words) for words in lost)]
+    parts += [] if is_single else [compare.comparison(named)]
+    parts += [*runs, literature.block("r0-literature")]
     footer = "Made by cgru report from the files of the run alone; it loads nothing else."
     return frame(title, "Unlearning report", joined(_subtitle(records)), joined(parts), footer)
+
+
+def _elsewhere(named: Sequence[compare.Named]) -> Html:
+    """In place of the runs' own parts, where they are too many for a page."""
+    rows = (tag("p", f"{run.letter}  {run.name}: cgru report {run.record.run.path}", id=run.anchor) for run in named)
+    return tag("article", hole("Too many runs for their own parts on this page; each has a page of its own:"), *rows)
 
 
 def frame(title: str, kicker: str, about: Content, parts: Content, footer: str) -> str:

@@ -53,19 +53,21 @@ def gae_advantage(trajectory: Trajectory, gae_lambda: float) -> Float[Tensor, "n
     delta_t = V_{t+1} - V_t, at the last step r - V_t; A_t = Σ_k lambda^k delta_{t+k} (GAE eq. 16). At lambda 1 the sum
     telescopes to r - V_t; at lambda 0 a step is credited with what it changed in V alone: least noise, but biased
     wherever V is wrong. V_{t+1} depends on the action, and may: it estimates the return, it is not the baseline.
+    Where only some steps are learned from, t + 1 is the next of these.
     """
     if not 0 <= gae_lambda <= 1:
         raise ValueError(f"gae lambda is {gae_lambda}; it must lie in 0 (V differences alone) to 1 (r - V)")
-    value = _value(trajectory)
+    value = _value(trajectory)[:, trajectory.learned]
     delta = torch.cat([value[:, 1:], _reward(trajectory)[:, None]], 1) - value
-    advantage = delta.clone()
-    for t in reversed(range(trajectory.horizon - 1)):
-        advantage[:, t] += gae_lambda * advantage[:, t + 1]
+    for t in reversed(range(delta.shape[1] - 1)):
+        delta[:, t] += gae_lambda * delta[:, t + 1]
+    advantage = torch.full_like(_value(trajectory), torch.nan)
+    advantage[:, trajectory.learned] = delta
     return advantage
 
 
 def normalised(advantage: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """Divide by the standard deviation over the batch, without centring.
+    """Divide by the standard deviation over the batch, without centring; NaN stands for no advantage and stays.
 
     Signs and proportions within the batch stay, so this batch's gradient keeps its direction. What it biases: the
     divisor is made of the same rewards, so over batches E[g / std] is not E[g] / E[std]; batches with a wide spread
@@ -73,7 +75,8 @@ def normalised(advantage: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
     up to unit size, so that training never calms down by itself. Not centring keeps a state where all did better than V
     a good one.
     """
-    return (advantage.double() / (advantage.double().std(correction=0) + BATCH_EPSILON)).float()
+    found = advantage.double()
+    return (found / (found[~found.isnan()].std(correction=0) + BATCH_EPSILON)).float()
 
 
 class PromptStatistics:

@@ -35,6 +35,7 @@ def to_files(learner: Learner, extra: Mapping[str, Any]) -> dict[str, bytes]:
         "iteration": learner.iteration,
         "updates": learner.updates,
         "statistics": learner.statistics.state_dict(),
+        "step_errors": list(learner.step_errors.items()),
         "extra": dict(extra),
     }
     files = {POLICY: _tensors(weights), STATE: json.dumps(state).encode()}
@@ -51,7 +52,7 @@ def from_files(problem: Problem, learner: Learner, folder: Path) -> dict[str, An
     """Put a checkpoint's contents into a fresh learner of the same config; returns the extra state."""
     weights = load_file(folder / POLICY)
     for name, parameter in learner.parameters.items():
-        parameter.data = weights[f"last.{name}"].to(parameter.data)
+        parameter.data.copy_(weights[f"last.{name}"])  # in place: a compiled network knows the layout it has
     learner.average, learner.best = (_group(weights, name, learner.parameters) for name in ("average", "best"))
     if isinstance(learner.critic, nn.Module):
         learner.critic.load_state_dict(load_file(folder / CRITIC))
@@ -60,6 +61,7 @@ def from_files(problem: Problem, learner: Learner, folder: Path) -> dict[str, An
     state = json.loads((folder / STATE).read_text())
     learner.iteration, learner.updates = state["iteration"], state["updates"]
     learner.statistics.load_state_dict(state["statistics"])
+    learner.step_errors = dict(state.get("step_errors", []))  # none in older runs
     if (folder / WINDOW).is_file():
         learner.window = _read_window(problem, folder / WINDOW)
     extra: dict[str, Any] = state["extra"]

@@ -12,15 +12,19 @@ place in the batch, so it is the same batch whatever their number.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cgru import processes
+from cgru.backbones.adapter import merged
 from cgru.critic.film import FilmCritic
 from cgru.critic.fit import values
-from cgru.critic.views import Critic, decoded_views
+from cgru.critic.frozen import FrozenCritic
+from cgru.critic.views import SHRINKS, Critic, decoded_views
 from cgru.mdp.rollout import rollout
 from cgru.mdp.trajectory import Trajectory
 from cgru.prompts import Prompt
@@ -73,23 +77,25 @@ def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajecto
     seeds = [problem.seed("rollout", *names, i) for i in range(len(prompts))]
 
     def drawn(some: slice) -> dict[str, Tensor]:
-        trajectory = rollout(
-            problem.backbone,
-            cond[some],
-            seeds[some],
-            kernel=kernel,
-            guidance=guidance,
-            batch_size=problem.sizes.rollout,
-            keep_x0=problem.config.critic.kind not in ("none", "latent") and problem.config.critic.view == "clean",
-        )
+        with merged(problem.backbone.denoiser) if problem.config.sampling.merged else nullcontext():
+            trajectory = rollout(
+                problem.backbone,
+                cond[some],
+                seeds[some],
+                kernel=kernel,
+                guidance=guidance,
+                batch_size=problem.sizes.rollout,
+                keep_x0=problem.config.critic.kind not in ("none", "latent") and problem.config.critic.view == "clean",
+            )
         return {name: value for name in SAMPLED if (value := getattr(trajectory, name)) is not None}
 
+    rows: dict[str, Any] = dict(processes.spread(len(prompts), drawn))
     return Trajectory(
         time=kernel.timesteps.to(device),
         stochastic=kernel.stochastic.to(device),
         cond=cond,
         guidance=guidance,
-        **processes.spread(len(prompts), drawn),
+        **rows,
     )
 
 
@@ -119,12 +125,16 @@ def scored(problem: Problem, trajectory: Trajectory) -> Trajectory:
 
 @torch.no_grad()
 def viewed(problem: Problem, critic: Critic, trajectory: Trajectory) -> Tensor:
-    """What the critic looks at, decoded once for values and updates alike."""
-    size = critic.image_size if isinstance(critic, FilmCritic) else None
+    """What the critic looks at, decoded once for values and updates alike; features where its tower is frozen."""
+    size = critic.image_size if isinstance(critic, FilmCritic | FrozenCritic) else None
+    batch, shrink = problem.sizes.decode, SHRINKS[problem.config.critic.decode]
 
     def decoded(some: slice) -> Tensor:
         part = trajectory[some]
-        return decoded_views(problem.backbone, part, critic.view, batch_size=problem.sizes.decode, size=size)
+        views = decoded_views(problem.backbone, part, critic.view, batch_size=batch, size=size, shrink=shrink)
+        if not isinstance(critic, FrozenCritic):
+            return views
+        return critic.seen(views.flatten(0, 1), batch_size=problem.sizes.score).unflatten(0, views.shape[:2])
 
     if critic.view == "latent":  # nothing to decode: every process has the states
         return decoded(slice(None))

@@ -9,6 +9,7 @@ rescaling of the advantage (DDPO divides by the reward's std), so only the quoti
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -51,10 +52,12 @@ def per_trajectory_gradients(
     parameters: Sequence[Tensor],
     log_prob_of: Callable[[int], Tensor],
     weights: Float[Tensor, "m n t"],
+    *,
+    retain: bool = True,
 ) -> Float[Tensor, "m n p"]:
     """Return the gradient of Σ_t log_prob_t · A_t for each of m weightings A and n trajectories; `.grad` is untouched.
 
-    One forward pass a trajectory serves all weightings, so they are compared on the same noise. At ratio 1 this is the
+    All weightings are compared on the same noise. At ratio 1 this is the
     gradient of the unclipped surrogate. It is a sum over steps: where the graph of t steps does not fit in memory, call
     this for parts of the steps (of `log_prob_of` and of `weights`) and add the results.
 
@@ -62,8 +65,11 @@ def per_trajectory_gradients(
         parameters: what is trained; p is the number of their entries, in this order.
         log_prob_of: trajectory id -> its log-probs (t,) under the current policy, differentiable.
         weights: advantages, no gradient.
+        retain: whether one forward pass may serve all weightings. Not in a compiled network, whose backward pass works
+            in the memory of the forward's.
     """
-    rows = [_gradients(parameters, log_prob_of(i), weights[:, i]) for i in range(weights.shape[1])]
+    once = _gradients if retain else _gradients_anew
+    rows = [once(parameters, partial(log_prob_of, i), weights[:, i]) for i in range(weights.shape[1])]
     return torch.stack(rows, 1)
 
 
@@ -88,14 +94,18 @@ def ratio_statistics(
     return dict(zip(QUANTITIES, torch.stack(rows, 1).float(), strict=True))
 
 
-def _gradients(parameters: Sequence[Tensor], log_prob: Tensor, weights: Tensor) -> Tensor:
-    last = len(weights) - 1
+def _gradients(parameters: Sequence[Tensor], log_prob_of: Callable[[], Tensor], weights: Tensor) -> Tensor:
+    log_prob, last = log_prob_of(), len(weights) - 1
     return torch.stack(
         [
             _flat(torch.autograd.grad(log_prob, parameters, row.to(log_prob), retain_graph=i < last))
             for i, row in enumerate(weights)
         ]
     )
+
+
+def _gradients_anew(parameters: Sequence[Tensor], log_prob_of: Callable[[], Tensor], weights: Tensor) -> Tensor:
+    return torch.cat([_gradients(parameters, log_prob_of, row[None]) for row in weights])
 
 
 def _flat(gradients: Sequence[Tensor]) -> Tensor:

@@ -7,8 +7,9 @@ number are all that the next iteration reads: there is no random state to keep.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ from cgru.seeds import child_seed
 # DDPO's tracker in its aesthetic recipe (methods/ddpo.md).
 PROMPT_BUFFER, PROMPT_MINIMUM = 32, 16
 
+Batches = Literal["pairs", "pictures"]
+"""What goes through the denoiser in batches, and what through decoder, reward and critic."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -41,6 +45,14 @@ class Sizes:
     """Latents decoded together."""
     score: int
     """Pictures per forward pass of reward or critic."""
+    low_memory: bool = False
+    """Whether memory is saved at the cost of time (`cgru.backbones.lean`)."""
+
+    def halved(self, of: Batches) -> Sizes:
+        """Half as many pairs, rollouts with them, or half as many pictures; one at least."""
+        if of == "pairs":
+            return replace(self, rollout=max(1, self.rollout // 2), update=max(1, self.update // 2))
+        return replace(self, decode=max(1, self.decode // 2), score=max(1, self.score // 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +112,8 @@ class Learner:
     best: dict[str, Tensor] = field(default_factory=dict)
     """LoRA weights of the best look of the outside detector, empty before the first."""
     statistics: PromptStatistics = field(default_factory=lambda: PromptStatistics(PROMPT_BUFFER, PROMPT_MINIMUM))
+    step_errors: dict[int, float] = field(default_factory=dict)
+    """Step -> mean squared r - V the last time it was looked at; kept for step_choice `variance` alone."""
     window: list[Trajectory] = field(default_factory=list)
     """Newest trajectories of earlier iterations (DPOK); empty without a window."""
     iteration: int = 0
@@ -121,6 +135,11 @@ class Learner:
             self.average[name] = new if old is None else old.lerp(new, 1 - decay)
 
 
+def trainable(network: nn.Module) -> list[nn.Parameter]:
+    """What an optimiser is to move: all but what is frozen."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
 def make_learner(problem: Problem, parameters: dict[str, nn.Parameter], critic: nn.Module | None) -> Learner:
     """A learner at its start: AdamW for the policy (DDPO's choice) and for the critic."""
     policy, critic_config = problem.config.policy, problem.config.critic
@@ -134,6 +153,6 @@ def make_learner(problem: Problem, parameters: dict[str, nn.Parameter], critic: 
     if critic is not None:
         learner.critic = critic  # type: ignore[assignment]
         learner.critic_optimiser = torch.optim.AdamW(
-            critic.parameters(), lr=critic_config.online_learning_rate, weight_decay=critic_config.weight_decay
+            trainable(critic), lr=critic_config.online_learning_rate, weight_decay=critic_config.weight_decay
         )
     return learner

@@ -42,7 +42,7 @@ class Bank:
 
 @torch.no_grad()
 def make_bank(problem: Problem) -> Bank | None:
-    """Sample the base policy (call before there is a LoRA); None where no KL on retain prompts is asked."""
+    """Sample the base policy (call before the LoRA has learned); None where no KL on retain prompts is asked."""
     retention = problem.config.retention
     if not retention.kl:
         return None

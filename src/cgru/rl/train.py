@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,12 +21,14 @@ from cgru.mdp.rollout import rescore
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl import advantage as advantages
 from cgru.rl.batches import Plan, micro_batches, plans
+from cgru.rl.choice import chosen, remember
 from cgru.rl.collect import collect, explored, scored, valued, viewed
 from cgru.rl.diagnostics import gradient_variance, per_trajectory_gradients, ratio_statistics
 from cgru.rl.objective import clip_range
-from cgru.rl.problem import Learner, Problem
+from cgru.rl.problem import Learner, Problem, Sizes
 from cgru.rl.retention import Bank
-from cgru.rl.update import TrainingError, Update, policy_step
+from cgru.rl.room import Room
+from cgru.rl.update import TrainingError, Update, gradient, take_step
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +46,25 @@ class Iteration:
 
 
 def train(
-    problem: Problem, learner: Learner, bank: Bank | None, *, after: Callable[[Iteration], bool] = lambda _: False
+    problem: Problem,
+    learner: Learner,
+    bank: Bank | None,
+    *,
+    after: Callable[[Iteration], bool] = lambda _: False,
+    after_halving: Callable[[Problem], None] = lambda _: None,
 ) -> None:
-    """Run the iterations that are left; `after` sees each one (log, checkpoint, watch) and may ask to stop."""
+    """Run the iterations that are left.
+
+    Args:
+        problem: what is to be learned.
+        learner: changed in place.
+        bank: for the KL on retain prompts.
+        after: sees each iteration (log, checkpoint, watch) and may ask to stop.
+        after_halving: sees the problem in smaller batches, once memory has run out.
+    """
+    room = Room(problem, after_halving)
     while learner.iteration < problem.config.policy.iterations:
-        done = iterate(problem, learner, bank)
+        done = _iterate(room, learner, bank)
         learner.iteration += 1
         if after(done):
             break
@@ -55,36 +72,80 @@ def train(
 
 def iterate(problem: Problem, learner: Learner, bank: Bank | None) -> Iteration:
     """One iteration of Alg. 2: collect under theta_old, learn V, update theta K times."""
+    return _iterate(Room(problem), learner, bank)
+
+
+def _iterate(room: Room, learner: Learner, bank: Bank | None) -> Iteration:
+    problem = room.problem  # sizes may change on the way: what goes by them is attempted
     policy, index = problem.config.policy, learner.iteration
     retain = round(problem.config.retention.share * policy.trajectories)
     # generate: x_T..x_0 with log-probs under theta_old, then the terminal reward
-    trajectory = scored(problem, collect(problem, index, forget=policy.trajectories - retain, retain=retain))
+    forget = policy.trajectories - retain
+    trajectory = room.attempt("rollouts", lambda fitting: collect(fitting, index, forget=forget, retain=retain))
+    collected = room.problem.sizes
+    trajectory = room.attempt("rewards", lambda fitting: scored(fitting, trajectory), of="pictures")
+    trajectory = chosen(problem, learner, trajectory)
     # V(x_t, c, t) BEFORE the critic moves, then its online updates
     critic_loss = None
-    if learner.critic is not None:
-        views = viewed(problem, learner.critic, trajectory)
-        trajectory = valued(problem, learner.critic, views, trajectory)
+    if (critic := learner.critic) is not None:
+        views = room.attempt("decoding", lambda fitting: viewed(fitting, critic, trajectory), of="pictures")
+        trajectory = room.attempt("values", lambda fitting: valued(fitting, critic, views, trajectory), of="pictures")
         critic_loss = _regress(problem, learner, views, trajectory)
+    if policy.step_choice == "variance":
+        remember(learner, trajectory)
     # A_t = r - V(x_t, c, t), or another advantage
     trajectory = replace(trajectory, advantage=advantage(problem, learner, trajectory))
     record: Record = {"iteration": index, **describe(problem, trajectory, critic_loss)}
-    own = trajectory[explored(problem, policy.trajectories - retain) :]
-    if index == 0:
-        record["policy/parity"] = check_parity(problem, own)
+    own = trajectory[explored(problem, forget) :]
+    if index == 0 or problem.config.sampling.merged:  # a fresh LoRA adds nothing, so merging shows only later
+        looked_at = own if index == 0 else own[:1]
+        record["policy/parity"] = room.attempt(
+            "the parity check",
+            lambda fitting: check_parity(fitting, rounded_alike(looked_at, collected, fitting, first=0)),
+        )
     every = problem.config.diagnostics.every
     if every and index % every == 0:
-        record |= measure_variance(problem, learner, own)
+        record |= room.attempt("diagnostics", lambda fitting: measure_variance(fitting, learner, own))
     # K updates on shuffled (sample, step) pairs
     batch = _windowed(learner, trajectory, policy.window)
-    updates = [
-        policy_step(problem, learner, batch, plan, bank, problem.generator("bank", index, k))
-        for k, plan in enumerate(_plans(problem, batch, index))
-    ]
+    updates = []
+    for k, plan in enumerate(_plans(problem, batch, index)):
+        # Until theta moves, log-probs under theta_old can still be had in the rounding of smaller batches.
+        alike = (
+            partial(rounded_alike, batch, collected, first=len(trajectory) - len(own)) if k == 0 else lambda _: batch
+        )
+        updates.append(room.attempt("an update", partial(_gradient, alike, learner, plan, bank, k)))
+        take_step(problem, learner)
     return Iteration(record | summarise(problem, updates), trajectory)
 
 
+def _gradient(
+    batch: Callable[[Problem], Trajectory], learner: Learner, plan: Plan, bank: Bank | None, k: int, problem: Problem
+) -> Update:
+    return gradient(problem, learner, batch(problem), plan, bank, problem.generator("bank", learner.iteration, k))
+
+
+@torch.no_grad()
+def rounded_alike(trajectory: Trajectory, collected: Sizes, problem: Problem, *, first: int) -> Trajectory:
+    """The trajectory with log-probs as updates round them, if it was collected in other batches: memory ran out since.
+
+    In float32 the batch hardly matters; in half precision ratios would be off by more than the clip range. Not done for
+    trajectories before `first`, which were drawn under another prompt, nor in a replay window.
+    """
+    is_exact = problem.backbone.dtype == torch.float32
+    if is_exact or problem.sizes.update == collected.update or problem.config.policy.window:
+        return trajectory
+    samples, steps = trajectory[first:].policy_pairs()
+    log_prob = trajectory.log_prob.clone()
+    for part in micro_batches(Plan(samples + first, steps), problem.sizes.update):
+        pairs = trajectory.steps(part.sample_ids, part.step_ids)
+        now = rescore(problem.backbone, pairs, kernel=problem.kernel, guidance=trajectory.guidance)
+        log_prob[pairs.sample, pairs.index] = now
+    return replace(trajectory, log_prob=log_prob)
+
+
 def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Tensor:
-    """The advantage that the config names, (n, t)."""
+    """The advantage that the config names, (n, t); with a critic NaN at steps that are not learned from."""
     policy = problem.config.policy
     if policy.advantage == "batch":
         return advantages.batch_advantage(trajectory, policy.advantage_clamp)
@@ -102,7 +163,7 @@ def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Ten
 
 @torch.no_grad()
 def check_parity(problem: Problem, trajectory: Trajectory) -> float:
-    """max |ratio - 1| over all stochastic steps before the first update; too large is an error.
+    """max |ratio - 1| over all stochastic steps before an update; too large is an error.
 
     The log-probs are those kept from the rollout: if they were not what the update computes, every ratio would lie.
     Only of the policy's own trajectories: those that explore were drawn under another prompt, so their ratio is not 1.
@@ -122,11 +183,15 @@ def check_parity(problem: Problem, trajectory: Trajectory) -> float:
     allowed = PARITY if is_exact else clip_range(problem.config.policy.clip, problem.dimensions) / 10
     if not worst <= allowed:
         raise TrainingError(
-            f"before the first update max |ratio - 1| is {worst:.2g}: the rollout's log-probs are not the update's; "
-            f"allowed: {allowed:.2g} in {problem.config.dtype}. Raise policy.clip, or run in fp32."
+            f"before the update max |ratio - 1| is {worst:.2g}: the rollout's log-probs are not the update's; "
+            f"allowed: {allowed:.2g} in {problem.config.dtype}. {_advice(problem)}"
         )
     logger.info("parity: max |ratio - 1| = %.2g over %d pairs (allowed %.2g)", worst, len(everything), allowed)
     return worst
+
+
+def _advice(problem: Problem) -> str:
+    return "Set sampling.merged=false." if problem.config.sampling.merged else "Raise policy.clip, or run in fp32."
 
 
 def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory) -> Record:
@@ -154,9 +219,14 @@ def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory)
 
 def _gradient_rows(problem: Problem, learner: Learner, some: Trajectory, weights: Tensor) -> Tensor:
     # (weightings, n, p). In parts of the steps: the graph of all 50 of Stable Diffusion fits in no memory.
-    parts, parameters = some.stochastic.nonzero().flatten().cpu().split(problem.sizes.update), learner.parameters
+    parts, parameters = some.trained.nonzero().flatten().cpu().split(problem.sizes.update), learner.parameters
     gradients = sum(
-        per_trajectory_gradients(list(parameters.values()), _log_prob_of(problem, some, part), weights[:, :, part])
+        per_trajectory_gradients(
+            list(parameters.values()),
+            _log_prob_of(problem, some, part),
+            weights[:, :, part],
+            retain=not problem.config.compile,
+        )
         for part in parts
     )
     assert isinstance(gradients, Tensor), "every sampler of a policy has noise"
@@ -174,13 +244,13 @@ def _log_prob_of(problem: Problem, trajectory: Trajectory, steps: Tensor) -> Cal
 def describe(problem: Problem, trajectory: Trajectory, critic_loss: CriticLoss | None) -> Record:
     """Reward, advantage and critic of a batch, before the updates."""
     assert trajectory.reward is not None and trajectory.advantage is not None
-    reward = trajectory.reward
+    reward, steps = trajectory.reward, trajectory.learned
     is_retain = torch.tensor([prompt in problem.rewarded for prompt in trajectory.cond.prompts], device=reward.device)
     forget, exploring = reward[~is_retain], explored(problem, int((~is_retain).sum()))
     record: Record = {
         "reward/mean": float(forget[exploring:].mean()),
         "reward/std": float(reward.std(correction=0)),
-        "advantage/std": float(trajectory.advantage.std(correction=0)),
+        "advantage/std": float(trajectory.advantage[:, steps].std(correction=0)),
     }
     if bool(is_retain.any()):
         record["reward/retain_mean"] = float(reward[is_retain].mean())
@@ -189,10 +259,11 @@ def describe(problem: Problem, trajectory: Trajectory, critic_loss: CriticLoss |
     if critic_loss is not None:
         record |= {"critic/loss": critic_loss.mean, "critic/gradient_norm": critic_loss.gradient_norm}
     if trajectory.value is not None:
-        error, explained = value_error(trajectory.value, reward), explained_variance(trajectory.value, reward)
+        value = trajectory.value[:, steps]
+        error, explained = value_error(value, reward), explained_variance(value, reward)
         record["critic/value_error"] = float(error.mean())
-        record |= {f"critic/value_error/t{t}": float(x) for t, x in enumerate(error)}
-        record |= {f"critic/explained_variance/t{t}": float(x) for t, x in enumerate(explained)}
+        record |= {f"critic/value_error/t{t}": float(x) for t, x in zip(steps, error, strict=True)}
+        record |= {f"critic/explained_variance/t{t}": float(x) for t, x in zip(steps, explained, strict=True)}
     return record
 
 
@@ -229,7 +300,7 @@ def _regress(problem: Problem, learner: Learner, views: Tensor, trajectory: Traj
         learner.critic_optimiser,
         views,
         trajectory.reward,
-        trajectory.time,
+        trajectory.time[trajectory.learned],
         trajectory.cond,
         updates=config.online_updates,
         batch=config.batch,
@@ -241,10 +312,10 @@ def _plans(problem: Problem, batch: Trajectory, iteration: int) -> list[Plan]:
     policy = problem.config.policy
     return plans(
         len(batch),
-        batch.stochastic,
+        batch.trained,
         updates=policy.updates,
         passes=policy.passes,
-        step_fraction=policy.step_fraction,
+        step_fraction=policy.step_fraction if batch.chosen is None else 1.0,  # else the share was taken already
         generator=problem.generator("plans", iteration),
     )
 

@@ -44,10 +44,11 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    # What one micro-batch added: its log-ratios on the CPU, and its share of loss and KL.
+    # What one micro-batch added: its log-ratios, and its share of loss and KL. They stay on the device until all are
+    # done: reading one back would make the host wait before it can queue the next micro-batch.
     log_ratio: Tensor
-    loss: float
-    kl: float
+    loss: Tensor
+    kl: Tensor
 
 
 def policy_step(
@@ -59,10 +60,27 @@ def policy_step(
     generator: torch.Generator,
 ) -> Update:
     """Take one optimiser step on the pairs of the plan; `generator` draws the bank's."""
+    found = gradient(problem, learner, trajectory, plan, bank, generator)
+    take_step(problem, learner)
+    return found
+
+
+def gradient(
+    problem: Problem,
+    learner: Learner,
+    trajectory: Trajectory,
+    plan: Plan,
+    bank: Bank | None,
+    generator: torch.Generator,
+) -> Update:
+    """The first half of `policy_step`: the clipped gradient in `.grad`, from nothing, and what the update is.
+
+    It changes nothing else, so it can be begun again.
+    """
     policy, parameters = problem.config.policy, list(learner.parameters.values())
     learner.optimiser.zero_grad()
     parts = processes.alike(lambda: _surrogates(problem, trajectory, plan))
-    loss, kl_forget = processes.add_up(parameters, sum(part.loss for part in parts), sum(part.kl for part in parts))
+    loss, kl_forget = processes.add_up(parameters, *_losses(parts))
     policy_norm, kl, kl_weight = norm(_gradients(parameters)), 0.0, 0.0
     if bank is not None:
         kl, kl_weight = _add_bank(problem, learner, bank, generator, policy_norm)
@@ -72,18 +90,32 @@ def policy_step(
             f"the policy's gradient in iteration {learner.iteration} is not finite (norm {total}, loss {loss}); "
             "allowed: finite numbers. The last checkpoint is intact: lower policy.learning_rate, or run in fp32."
         )
+    ratios = torch.cat([part.log_ratio for part in parts]).cpu() if parts else torch.empty(0)
+    log_ratio = processes.joined(ratios, len(plan))
+    return Update(log_ratio, plan.step_ids, loss, total, policy_norm, kl, kl_weight, kl_forget)
+
+
+def take_step(problem: Problem, learner: Learner) -> None:
+    """The second half: one optimiser step along `.grad`."""
+    policy = problem.config.policy
     _warm_up(learner, policy.learning_rate, policy.warmup)
     learner.optimiser.step()
     learner.updates += 1
     learner.averaged(policy.average)
-    log_ratio = processes.joined(torch.cat([torch.empty(0), *(part.log_ratio for part in parts)]), len(plan))
-    return Update(log_ratio, plan.step_ids, loss, total, policy_norm, kl, kl_weight, kl_forget)
 
 
 def _surrogates(problem: Problem, trajectory: Trajectory, plan: Plan) -> list[_Part]:
     """Backward of this process's share of a plan, in micro-batches."""
     parts = micro_batches(own_share(plan), problem.sizes.update)
     return [_surrogate(problem, trajectory, part, weight(part, plan)) for part in parts]
+
+
+def _losses(parts: list[_Part]) -> tuple[float, float]:
+    # Sums of loss and KL, read back at once.
+    if not parts:
+        return 0.0, 0.0
+    found = torch.stack([torch.stack([part.loss, part.kl]) for part in parts]).cpu().double().sum(0)
+    return float(found[0]), float(found[1])
 
 
 def _surrogate(problem: Problem, trajectory: Trajectory, part: Plan, share: float) -> _Part:
@@ -102,7 +134,7 @@ def _surrogate(problem: Problem, trajectory: Trajectory, part: Plan, share: floa
     if base is not None:
         kl = divergence(problem.kernel, retention.kl_form, prediction, base, steps.x, steps.index).mean() * share
     (loss + retention.kl_forget * kl).backward()
-    return _Part((log_prob.detach() - steps.log_prob).cpu(), loss.item(), kl.item())
+    return _Part(log_prob.detach() - steps.log_prob, loss.detach(), kl.detach())
 
 
 @torch.no_grad()

@@ -1,0 +1,127 @@
+"""Convolutions that give a sample the same bits wherever it lies in its batch.
+
+cuDNN spreads a small product over the device in a way that depends on where the rows lie (seen on an H200 at maps of
+16 × 16 and less in batches of 32; matrix products and attention do not). In bf16 that alone moves the ratio right after
+collection by 3e-4, more than the paper's clip of 1e-4, because an update sees each pair in another place than the
+rollout did. Here such a convolution is a matrix product of its patches. Larger maps stay with cuDNN, and so does the
+gradient of the input: only the forward pass has to come out twice.
+"""
+# ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+FEW, FEW_ROWS = 2**24, 2**15
+"""Numbers in the output up to which cuDNN is not trusted (seen to differ at 15.7 million, not at 21 million), and
+places of all samples together: the last layer has few numbers because it has few channels."""
+
+Pair = tuple[int, int]
+
+
+class PlacelessConv2d(nn.Conv2d):
+    """A frozen `nn.Conv2d` whose small maps are worked out row by row; names and weights are the original's."""
+
+    @staticmethod
+    def of(conv: nn.Conv2d) -> "PlacelessConv2d":
+        """The same convolution, sharing its weights."""
+        kernel, stride, padding = _pair(conv.kernel_size), _pair(conv.stride), _padding(conv)
+        made = PlacelessConv2d(conv.in_channels, conv.out_channels, kernel, stride, padding, device="meta")
+        made.weight, made.bias = conv.weight, conv.bias
+        return made.train(conv.training)
+
+    def forward(self, input: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d i j"]:
+        """Return what nn.Conv2d returns, but for rounding."""
+        stride, padding = _pair(self.stride), _padding(self)
+        rows = _rows(input, _pair(self.kernel_size), stride, padding)
+        if rows > FEW_ROWS or rows * self.out_channels > FEW or self.weight.requires_grad:
+            return super().forward(input)
+        found: Tensor = _Product.apply(input, self.weight, self.bias, stride, padding)
+        return found
+
+
+def make_placeless(network: nn.Module) -> None:
+    """Replace the network's ordinary convolutions in place; weights and their names stay."""
+    for name, module in list(network.named_modules()):
+        if type(module) is nn.Conv2d and _is_ordinary(module):
+            network.set_submodule(name, PlacelessConv2d.of(module))
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context takes any attribute
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Pair,
+        padding: Pair,
+    ) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.sides, ctx.stride, ctx.padding = tuple(x.shape[2:]), stride, padding
+        kernel = (weight.shape[2], weight.shape[3])
+        # Rows are (kernel place, channel), as channels-last weights lie in memory.
+        flat = weight.permute(0, 2, 3, 1).flatten(1)
+        return functional.linear(_patches(x, kernel, stride, padding), flat, bias).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401
+        (weight,) = ctx.saved_tensors
+        # The gradient of a convolution is its transpose; what a stride leaves over at the far edge is added back.
+        shapes = zip(ctx.sides, gradient.shape[2:], weight.shape[2:], ctx.stride, ctx.padding, strict=True)
+        edges = [side - ((places - 1) * step - 2 * pad + k) for side, places, k, step, pad in shapes]
+        pull = functional.conv_transpose2d(gradient, weight, None, ctx.stride, ctx.padding, edges)
+        return pull, None, None, None, None
+
+
+def _patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Float[Tensor, "n i j patch"]:
+    rows = functional.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))
+    if rows.device.type == "cuda" and not torch.compiler.is_compiling():
+        return gathered(rows, kernel, stride)
+    return windowed(rows, kernel, stride)
+
+
+def windowed(rows: Float[Tensor, "n h w c"], kernel: Pair, stride: Pair) -> Float[Tensor, "n i j patch"]:
+    """Patches as a copy of a strided view, which a compiler turns into one kernel."""
+    windows = rows.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])  # (n, i, j, c, high, wide), no copy
+    return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+def gathered(rows: Float[Tensor, "n h w c"], kernel: Pair, stride: Pair) -> Float[Tensor, "n i j patch"]:
+    """The same by the numbers of whole rows of channels: sooner done on CUDA where nothing is compiled."""
+    n, high, wide, _ = rows.shape
+    places = _places((n, high, wide), kernel, stride, rows.device)
+    return rows.flatten(0, 2).index_select(0, places.flatten()).view(*places.shape[:3], -1)
+
+
+@lru_cache(maxsize=64)
+def _places(shape: tuple[int, int, int], kernel: Pair, stride: Pair, device: torch.device) -> Int[Tensor, "n i j k"]:
+    """Which row of channels each part of a patch is; a network has a few dozen shapes of maps."""
+    numbers = torch.arange(math.prod(shape)).view(shape)
+    return numbers.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1]).flatten(3).to(device)
+
+
+def _rows(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> int:
+    sides = zip(x.shape[2:], kernel, stride, padding, strict=True)
+    high, wide = ((side + 2 * pad - k) // step + 1 for side, k, step, pad in sides)
+    return len(x) * high * wide
+
+
+def _is_ordinary(conv: nn.Conv2d) -> bool:
+    return (
+        conv.groups == 1 and _pair(conv.dilation) == (1, 1) and conv.padding_mode == "zeros" and conv.padding != "same"
+    )
+
+
+def _padding(conv: nn.Conv2d) -> Pair:
+    return (0, 0) if isinstance(conv.padding, str) else _pair(conv.padding)
+
+
+def _pair(values: tuple[int, ...]) -> Pair:
+    first, second = values
+    return first, second

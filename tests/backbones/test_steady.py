@@ -1,0 +1,133 @@
+"""Networks that see one shape only: the same predictions, gradients and pictures, and no second graph."""
+
+import logging
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from cgru.backbones.adapter import attach
+from cgru.backbones.compiled import Backend
+from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
+from cgru.backbones.steady import OneShape, compiled_backbone, no_recompiles, steady_backbone
+from cgru.mdp.rollout import rescore, rollout
+
+PROMPTS = ["a dog", "trees", "two cats", "a red house", "the sea"]
+
+
+@pytest.fixture
+def tiny(sd_folder: Path) -> StableDiffusion:
+    """A model of its own for each test, with a LoRA that is not the base."""
+    model = load_stable_diffusion(sd_folder, device="cpu")
+    for number, parameter in enumerate(attach(model.denoiser, rank=2, alpha=2.0, targets="attention", seed=3).values()):
+        parameter.data += 0.05 * ((number % 3) - 1.2)
+    return model
+
+
+def inputs(model: StableDiffusion, n: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, *model.latent_shape, generator=torch.Generator().manual_seed(1))
+    return x, torch.arange(n) * 100 + 1
+
+
+def sizes_seen(network: nn.Module) -> list[int]:
+    """Filled with the batch of every call from now on."""
+    seen: list[int] = []
+    network.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    return seen
+
+
+def gradient(model: StableDiffusion | OneShape, n: int) -> Tensor:
+    model.denoiser.zero_grad()
+    x, time = inputs(model.inner if isinstance(model, OneShape) else model, n)
+    model.predict(x, time, model.encode_text(PROMPTS[:n]), guidance=3.0).square().sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.denoiser.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])  # less than a part, one part, two and a half
+@torch.no_grad()
+def test_the_same_predictions_and_pictures_in_parts_of_one_size(tiny: StableDiffusion, n: int) -> None:
+    steady = OneShape(tiny, batch=2, decode_batch=3)
+    (x, time), cond = inputs(tiny, n), tiny.encode_text(PROMPTS[:n])
+    expected, pictures = tiny.predict(x, time, cond, guidance=3.0), tiny.decode(x)
+    denoised, decoded = sizes_seen(tiny.denoiser), sizes_seen(tiny.decoder)
+    found = steady.predict(x, time, cond, guidance=3.0)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(steady.decode(x, batch_size=1), pictures, atol=1e-5, rtol=0)
+    assert set(denoised) == {4} and len(denoised) == (n + 1) // 2  # guidance doubles 2
+    assert set(decoded) == {3} and len(decoded) == (n + 2) // 3
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_the_same_gradient(tiny: StableDiffusion, n: int) -> None:
+    """What fills a part up has no say in it."""
+    expected, found = gradient(tiny, n), gradient(OneShape(tiny, batch=2, decode_batch=2), n)
+    assert float(expected.norm()) > 1e-2
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_in_bf16_the_ratio_after_collection_is_exactly_one_in_any_order(sd_folder: Path) -> None:
+    """Scored again in another order and other company; on a CPU mostly a matter of course, see benchmarks/epoch.py."""
+    model = load_stable_diffusion(sd_folder, device="cpu", dtype="bf16")
+    attach(model.denoiser, rank=2, alpha=2.0, targets="attention", seed=3)
+    steady = steady_backbone(model, batch=2, decode_batch=2)
+    kernel, cond = model.kernel(3, eta=1.0), model.encode_text(PROMPTS[:3])
+    trajectory = rollout(steady, cond, [1, 2, 3], kernel=kernel, guidance=3.0)
+    samples, steps = trajectory.policy_pairs()
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
+    pairs = trajectory.steps(samples[order], steps[order])
+    assert torch.equal(rescore(steady, pairs, kernel=kernel, guidance=3.0).detach(), pairs.log_prob)
+
+
+def test_rollouts_run_the_updates_graph_and_keep_nothing_of_it(tiny: StableDiffusion) -> None:
+    modes: list[bool] = []
+    tiny.denoiser.register_forward_pre_hook(lambda module, args: modes.append(torch.is_grad_enabled()))
+    kernel, cond = tiny.kernel(2, eta=1.0), tiny.encode_text(PROMPTS[:3])
+    for one_graph in (True, False):
+        steady = OneShape(tiny, batch=2, decode_batch=2, one_graph=one_graph)
+        trajectory = rollout(steady, cond, [1, 2, 3], kernel=kernel, guidance=3.0)
+        assert not trajectory.x.requires_grad and not trajectory.log_prob.requires_grad
+    assert modes == [True] * 4 + [False] * 4  # 2 steps of 2 parts
+
+
+def failing(graph: object, inputs: object) -> NoReturn:
+    raise RuntimeError("no Triton here")
+
+
+@pytest.mark.parametrize("backend", ["nonsense", failing])  # refused at once; only when something is to be compiled
+def test_what_cannot_be_compiled_stays_as_it_was(
+    tiny: StableDiffusion, caplog: pytest.LogCaptureFixture, backend: Backend
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = compiled_backbone(tiny, batch=2, decode_batch=2, guidance=3.0, backend=backend)
+    assert isinstance(found, OneShape) and not found.one_graph
+    # One notice: the decoder is not tried.
+    assert [record.message.rpartition("; ")[2] for record in caplog.records] == ["the denoiser runs as it is, slower"]
+    assert float(gradient(tiny, 2).norm()) > 1e-2
+
+
+@pytest.mark.slow  # tracing forward and backward passes takes a minute of CPU time
+@pytest.mark.parametrize("regional", [True, False])
+def test_one_compilation_serves_rollouts_and_updates_alike(tiny: StableDiffusion, regional: bool) -> None:
+    torch.compiler.reset()
+    expected = gradient(tiny, 3)
+    steady = compiled_backbone(
+        tiny, batch=2, decode_batch=2, guidance=3.0, regional=regional, backend="aot_eager"
+    )  # aot_eager: traced and split as for Inductor, but run op by op
+    assert isinstance(steady, OneShape) and steady.one_graph
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs > 0
+    with no_recompiles():
+        kernel, cond = tiny.kernel(2, eta=1.0), tiny.encode_text(PROMPTS[:3])
+        trajectory = rollout(steady, cond, [1, 2, 3], kernel=kernel, guidance=3.0)
+        steady.decode(trajectory.final)
+        steps = trajectory.steps(*trajectory.policy_pairs())
+        now = rescore(steady, steps, kernel=kernel, guidance=3.0)
+    assert now.requires_grad
+    torch.testing.assert_close(now, steps.log_prob, atol=1e-6, rtol=0)
+    found = gradient(steady, 3)
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+    assert counters["stats"]["unique_graphs"] == graphs

@@ -1,0 +1,214 @@
+"""`cgru sweep` without Ray: the plan, mistakes in one line, and what is said while it goes on."""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cgru.cli import main
+from cgru.cli.board import NO_ROOM, Board, Lookout, shown
+from cgru.cli.parse import parse
+from cgru.cli.sweeping import tell, work, write_page
+from cgru.experiments.cluster import Share, note_of
+from cgru.experiments.sweep import Sweep, plan
+from cgru.experiments.work import carry_out, only_one
+from cgru.runs import Run
+
+CELLS = plan(Sweep(("Dogs", "Cats"), settings=("policy.iterations=5",)))
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+
+
+@pytest.fixture(autouse=True)
+def workdir(tmp_path: Path) -> Iterator[Path]:
+    """Commands write under the current folder by default."""
+    (tmp_path / "work").mkdir()
+    with contextlib.chdir(tmp_path / "work"):
+        yield tmp_path / "work"
+
+
+def test_a_dry_run_lists_cells_and_commands_and_writes_nothing(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", "Dogs", "Cats", "--seeds", "0,1", "--dry-run", "--json", "policy.iterations=3"]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["out"] == "runs/sweep"
+    assert [cell["name"] for cell in told["cells"]] == [
+        "base",
+        "dogs-cgru-s0",
+        "dogs-cgru-s1",
+        "cats-cgru-s0",
+        "cats-cgru-s1",
+    ]
+    unlearn, evaluate = told["cells"][2]["commands"]
+    assert unlearn == (
+        "cgru unlearn Dogs --model emoji-canvas --method cgru --preset demo --seed 1 --device auto "
+        "--out runs/sweep/runs policy.iterations=3"
+    )
+    assert "evaluate runs/sweep/runs/dogs-cgru-s1-" in evaluate
+    assert list(workdir.iterdir()) == []
+
+
+MISTAKES = {
+    "no concept": ([], "no concept"),
+    "only settings": (["policy.iterations=3"], "no concept"),
+    "unknown concept": (["Dgos"], "Did you mean 'Dogs'?"),
+    "unknown method": (["Dogs", "--methods", "cgru,ddpoo"], "Did you mean 'ddpo'?"),
+    "no seeds": (["Dogs", "--seeds", ","], "no seed"),
+    "a seed in words": (["Dogs", "--seeds", "0,one"], "'one'"),
+    "twice": (["Dogs", "dog"], "twice"),
+    "no images": (["Dogs", "--images", "0"], "--images 0"),
+    "no share": (["Dogs", "--share", "0"], "--share 0; allowed: 0.001 to 1"),
+    "negative retries": (["Dogs", "--retries", "-1"], "--retries -1; allowed: 0 or more"),
+    "one GPU": (["Dogs", "--device", "cuda:1"], "unknown device 'cuda:1'; allowed: auto, cpu, cuda"),
+    "unknown setting": (["Dogs", "policy.iteration=3"], "policy.iterations"),
+    "the seed as a setting": (["Dogs", "seed=3"], "--seeds"),
+    "the model as a setting": (["Dogs", "model=some/model"], "allowed: --model."),
+}
+
+
+@pytest.mark.parametrize("words, told", MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    words: list[str], told: str, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1 and told in captured.err
+    assert list(workdir.iterdir()) == []
+
+
+def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    assert main(["sweep", "Dogs"]) == 2
+    assert "pip install 'cgru[ray]'" in capsys.readouterr().err
+    assert main(["sweep", "Dogs", "--dry-run"]) == 0
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["--benchmarks", "canvass"], "Did you mean 'canvas'?"),
+        (["--out", "/proc/out"], "/proc/out"),
+        (["tracker=trackio"], "tracker 'trackio' needs the package"),
+        (["prompts.source=few.txt"], "'few.txt' has 1 different prompts; allowed:"),
+    ],
+)
+def test_what_needs_no_cluster_is_checked_before_one_is_started(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("few.txt").write_text("a dog\n")
+    assert main(["sweep", "Dogs", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+@needs_ray
+def test_a_folder_where_another_command_is_at_work_is_refused(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("out").mkdir()
+    with only_one(Path("out")):
+        assert main(["sweep", "Dogs", "--out", "out"]) == 2
+        assert "another cgru command is at work in 'out'" in capsys.readouterr().err
+        # The same when the other one came after the checks.
+        assert work(parse(["sweep", "Dogs", "--out", "out"]), CELLS, Share(1.0, 0.0)) == 1
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert told.err.startswith("cgru: another cgru command is at work in ")
+
+
+def test_events_are_lines(tmp_path: Path) -> None:
+    with shown(CELLS, tmp_path, is_quiet=True) as board:
+        lines: list[str] = []
+        heard = Board(tmp_path, board.rows, lines.append)
+    _, dogs, cats = CELLS
+    note_of(tmp_path, dogs).parent.mkdir()
+    note_of(tmp_path, dogs).write_text('{"host": "far", "pid": 7, "from_iteration": 3}')
+    heard.look()
+    heard.look()
+    run = Run.create(tmp_path / "runs", dogs.config("auto"))
+    run.log({"iteration": 0, "reward/mean": 1.25})
+    heard.look()
+    assert board.rows[dogs.name].note == "iteration 1 of 5, reward 1.25"
+    heard.again(dogs, {"error": "Traceback\nits worker was lost"})
+    heard.told(cats, {"error": "no such thing"})
+    heard.told(dogs, {"seconds": {"training": 75.2, "attack": 0.0}})
+    assert [line.partition("] ")[2] for line in lines] == [
+        "dogs-cgru-s0: at work on far, going on from iteration 3",
+        "dogs-cgru-s0: again after: its worker was lost",
+        "cats-cgru-s0: failed: no such thing",
+        "dogs-cgru-s0: done (training 75 s)",
+    ]
+    console = Console(file=io.StringIO(), width=100)
+    console.print(heard.table())
+    assert isinstance(console.file, io.StringIO)
+    title, _, *rows = console.file.getvalue().splitlines()
+    assert title.startswith("3 cells: 1 failed, 1 waiting, 1 done")
+    assert [row.split()[0] for row in rows] == ["cats-cgru-s0", "base", "dogs-cgru-s0"]
+
+
+def test_a_sweep_without_a_node_for_it_says_so_once(tmp_path: Path) -> None:
+    with shown(CELLS, tmp_path, is_quiet=True) as board:
+        lines: list[str] = []
+        heard = Board(tmp_path, board.rows, lines.append)
+    has_room = False
+    lookout = Lookout(heard, lambda: has_room, every=0.0)
+    lookout.look()
+    lookout.look()
+    assert [line.partition("] ")[2] for line in lines] == [NO_ROOM]
+    assert NO_ROOM in str(heard.table().renderables[0])
+    has_room = True
+    lookout.look()
+    assert heard.notice == ""
+    has_room = False
+    note_of(tmp_path, CELLS[1]).parent.mkdir()
+    note_of(tmp_path, CELLS[1]).write_text('{"host": "far", "from_iteration": 0}')
+    lookout.look()
+    assert heard.notice == ""  # something is at work: nobody asks
+    assert len(lines) == 2 and lines[1].endswith("at work on far")
+
+
+def test_a_node_is_not_looked_for_all_the_time(tmp_path: Path) -> None:
+    asked: list[None] = []
+    with shown(CELLS, tmp_path, is_quiet=True) as board:
+        lookout = Lookout(board, lambda: bool(asked.append(None)), every=1000.0)
+        lookout.look()
+    assert asked == []
+
+
+def test_what_was_done_before_is_shown_as_done(tmp_path: Path) -> None:
+    carry_out(CELLS, tmp_path, lambda left: iter([(cell, {"run": None}) for cell in left]), lambda *_: None, about={})
+    with shown(CELLS, tmp_path, is_quiet=True) as board:
+        assert {row.state for row in board.rows.values()} == {"done"}
+
+
+def test_the_page_compares_what_was_trained_and_names_what_failed(tmp_path: Path) -> None:
+    _, dogs, cats = CELLS
+    run = Run.create(tmp_path / "runs", dogs.config("auto"))
+    failed = {"name": cats.name, "error": "Traceback (most recent call last):\nMemoryError: none left"}
+    assert write_page(tmp_path, [failed]) is None
+    assert write_page(tmp_path, [{"name": dogs.name, "run": f"runs/{run.path.name}"}, failed]) == "comparison.html"
+    page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert "Failed: cats-cgru-s0. MemoryError: none left" in page
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_page_that_cannot_be_made_hides_no_result(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.create(Path("out/runs"), CELLS[1].config("auto"))
+    (run.path / "config.yaml").write_text("concept: [")  # damaged
+    record = {"name": CELLS[1].name, "run": f"runs/{run.path.name}"}
+    assert tell(parse(["sweep", "Dogs", "--out", "out", *words]), [record], 2.0) == 1
+    told = capsys.readouterr().out
+    if not words:
+        assert told.startswith("2 s; no page (") and told.count("\n") == 1
+        return
+    found = json.loads(told)
+    assert (found["page"], found["cells"]) == (None, [record])
+    assert found["no_page"].startswith("no page (")
