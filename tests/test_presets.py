@@ -36,7 +36,7 @@ def test_the_nsfw_reward_goes_from_0_to_1() -> None:
 
 def test_demo_is_best_with_less_work() -> None:
     changed = {line.split(":")[0] for line in diff(preset("best", "Dogs"), preset("demo", "Dogs"))}
-    sizes = {"prompts.validation", "policy.iterations", "policy.trajectories"}
+    sizes = {"prompts.validation", "policy.iterations", "policy.trajectories", "policy.step_choice"}
     sizes |= {f"retention.{key}" for key in ("kl", "bank", "batch")}
     sizes |= {f"critic.{key}" for key in ("trajectories", "epochs", "batch", "online_updates")}
     assert changed == {"preset", "sampling.steps", "sampling.noisy_steps"} | sizes
