@@ -109,6 +109,7 @@ def test_what_cannot_be_compiled_stays_as_it_was(
     assert float(gradient(tiny, 2).norm()) > 1e-2
 
 
+@pytest.mark.filterwarnings("default")  # torch warns while tracing; as errors these are failures to compile
 @pytest.mark.slow  # tracing forward and backward passes takes a minute of CPU time
 @pytest.mark.parametrize("regional", [True, False])
 def test_one_compilation_serves_rollouts_and_updates_alike(tiny: StableDiffusion, regional: bool) -> None:
