@@ -319,12 +319,12 @@ class RunConfig:
 
 def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
     # Each of these would run for a while and then fail, or silently do nothing.
+    return [*_of_the_critic(config), *_of_the_batch(config)]
+
+
+def _of_the_critic(config: RunConfig) -> list[tuple[bool, str]]:
+    # And of compiling, which some options do not go with.
     has_critic = config.critic.kind != "none"
-    policy, share = config.policy, config.retention.share
-    retains = share > 0 or config.retention.kl > 0 or config.sampling.explore > 0
-    forget = policy.trajectories - round(share * policy.trajectories)
-    explored = round(config.sampling.explore * forget)
-    measured = min(config.diagnostics.trajectories, policy.trajectories - explored)
     return [
         (
             config.policy.advantage in ("critic", "gae") and not has_critic,
@@ -338,11 +338,6 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
             f"{config.critic.tower!r}; allowed without pictures: full and trained. Set both, or another kind.",
         ),
         (
-            config.compile and config.retention.kl_forget > 0,
-            f"compile is true and retention.kl_forget {config.retention.kl_forget}; allowed: one of them: the base's "
-            "predictions would not be compiled and would round differently. Set compile=false.",
-        ),
-        (
             has_critic and config.critic.trajectories > 0 and config.prompts.critic == 0,
             f"critic.trajectories is {config.critic.trajectories} and prompts.critic 0; allowed: prompts for the warm "
             "start, or none of it. Raise prompts.critic, or set critic.trajectories=0.",
@@ -352,15 +347,30 @@ def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
             "critic.trajectories is 1; allowed: 0, or 2 and more, since one is held out. Raise critic.trajectories.",
         ),
         (
+            config.policy.step_choice == "variance" and not has_critic,
+            "policy.step_choice is 'variance' and critic.kind 'none'; allowed without a critic: each, shared. Choose "
+            "one of these, or a critic.",
+        ),
+        (
+            config.compile and config.retention.kl_forget > 0,
+            f"compile is true and retention.kl_forget {config.retention.kl_forget}; allowed: one of them: the base's "
+            "predictions would not be compiled and would round differently. Set compile=false.",
+        ),
+        (
             config.sampling.merged and config.compile,
             "sampling.merged is true and compile true; allowed: one of them, since compiled rollouts go through the "
             "graph of the updates, LoRA and all. Set sampling.merged=false.",
         ),
-        (
-            policy.step_choice == "variance" and not has_critic,
-            "policy.step_choice is 'variance' and critic.kind 'none'; allowed without a critic: each, shared. Choose "
-            "one of these, or a critic.",
-        ),
+    ]
+
+
+def _of_the_batch(config: RunConfig) -> list[tuple[bool, str]]:
+    policy, share = config.policy, config.retention.share
+    retains = share > 0 or config.retention.kl > 0 or config.sampling.explore > 0
+    forget = policy.trajectories - round(share * policy.trajectories)
+    explored = round(config.sampling.explore * forget)
+    measured = min(config.diagnostics.trajectories, policy.trajectories - explored)
+    return [
         (
             policy.step_choice != "each" and policy.window > 0,
             f"policy.step_choice is {policy.step_choice!r} and policy.window {policy.window}; allowed with a window: "
