@@ -1,10 +1,11 @@
 """Time of one epoch of `paper-object` at Stable Diffusion 1.5 size, random weights: `python benchmarks/epoch.py`.
 
 Loops with the same maths, one after the other in one process: a reference as DDPO implementations write it (sampling
-in fours, one backward pass per timestep on two samples, decoding in fours, eager), ours, ours in the low-memory mode,
-and ours compiled; then, with less maths, the options of the preset `fast`, compiled. All are the library's own
-functions (benchmarks/loops.py); ours is timed once more as a whole, by `train.iterate`. The reference is timed on the
-first `--reference-steps` of the steps, and what grows with their number is scaled up.
+in fours, one backward pass per timestep on two samples, decoding in fours, eager, the LoRA as peft makes it), the same
+with our LoRA, ours, ours in the low-memory mode, and ours compiled; then, with less maths, the options of the preset
+`fast`, compiled. All are the library's own functions (benchmarks/loops.py); ours is timed once more as a whole, by
+`train.iterate`. The references are timed on the first `--reference-steps` of the steps, and what grows with their
+number is scaled up.
 
 TFLOP/s are counted, not estimated: forward passes on the meta device; a policy update counts 2 forward passes (nothing
 but LoRA factors has a weight gradient), a critic update 3. The ceiling is a large matrix product in the same dtype in
@@ -14,14 +15,12 @@ the same run. A piece that fails is named and left out; `--out` is written after
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import json
 import logging
 import platform
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
@@ -29,25 +28,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arithmetic import ceiling, counted
 from loops import FINAL, FIT, PARTS, POLICY, REWARD, SAMPLING, STATES, VALUES, Clock, Loop
-from paper_loop import build, fast_settings, settings, shortened
-from sd15 import SD15, clip_tflop, forward_tflop, random_clip_b32, random_sd15
-from torch import Tensor, nn
+from paper_loop import LoraMaker, build, fast_settings, our_lora, peft_lora, shortened, steadied
+from same_maths import agreement, first_ratio, waits
+from sd15 import SD15
 from torch._dynamo.utils import counters
 
-from cgru.backbones.base import exact_float32, parse_dtype, pick_device
-from cgru.backbones.sd import StableDiffusion
-from cgru.backbones.steady import OneShape, compiled_backbone, steady_backbone
-from cgru.config import RunConfig
+from cgru.backbones.base import exact_float32, pick_device
+from cgru.backbones.steady import OneShape, compiled_backbone
 from cgru.critic.views import SHRINKS
-from cgru.mdp.trajectory import Trajectory
-from cgru.rl.batches import Plan
-from cgru.rl.collect import collect
-from cgru.rl.problem import Learner, Problem, Sizes
+from cgru.rl.problem import Sizes
 from cgru.rl.train import iterate
-from cgru.rl.update import Update, policy_step
 
-LOOPS = REFERENCE, EAGER, LOW, COMPILED, FAST = "reference", "ours", "low memory", "ours compiled", "fast compiled"
+REFERENCE, OUR_LORA = "reference", "reference, our LoRA"
+EAGER, LOW, COMPILED, FAST = "ours", "low memory", "ours compiled", "fast compiled"
+LOOPS = REFERENCE, OUR_LORA, EAGER, LOW, COMPILED, FAST
 PIECES = {
     "sampling": (SAMPLING,),
     "decoding": (FINAL, STATES),
@@ -55,7 +51,6 @@ PIECES = {
     "critic": (VALUES, FIT),
     "policy update": (POLICY,),
 }
-AGREEMENT_PAIRS = 32
 GROWING = (SAMPLING, STATES, VALUES, POLICY)
 """Parts whose work is in proportion to the number of steps."""
 
@@ -116,19 +111,13 @@ def timed(loop: Loop, *, of_steps: int, whole: bool) -> dict[str, Any]:
     return found
 
 
-def first_ratio(update: Update) -> dict[str, float]:
-    """|ratio - 1| in the first update, where the policy is still the one that sampled."""
-    off = (update.log_ratio.double().exp() - 1).abs()
-    return {"first_ratio_off_max": float(off.max()), "first_ratio_off_mean": float(off.mean())}
-
-
 def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def reference(options: argparse.Namespace) -> dict[str, Any]:
+def reference(options: argparse.Namespace, lora: LoraMaker) -> dict[str, Any]:
     """The loop as DDPO implementations write it. Critic and reward batches are ours: DDPO has none to go by."""
-    loop = build(options, sizes=Sizes(rollout=4, update=2, decode=4, score=256))
+    loop = build(options, sizes=Sizes(rollout=4, update=2, decode=4, score=256), lora=lora)
     return timed(shortened(loop, min(options.reference_steps, options.steps)), of_steps=options.steps, whole=False)
 
 
@@ -142,15 +131,6 @@ def low(options: argparse.Namespace) -> dict[str, Any]:
     return timed(steadied(build(options, "memory=low")), of_steps=options.steps, whole=False)
 
 
-def steadied(loop: Loop) -> Loop:
-    """In half precision with predictions of one shape, as a run has them."""
-    problem, sizes = loop.problem, loop.problem.sizes
-    if problem.backbone.dtype == torch.float32:
-        return loop
-    steady = steady_backbone(problem.backbone, batch=sizes.update, decode_batch=sizes.decode)
-    return replace(loop, problem=replace(problem, backbone=steady))
-
-
 def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Ours with `compile=true`, or with the whole denoiser compiled."""
     loop = build(options)
@@ -160,7 +140,6 @@ def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
         batch=problem.sizes.update,
         decode_batch=problem.sizes.decode,
         guidance=problem.config.sampling.guidance,
-        shrink=SHRINKS[fast_settings(problem.config).critic.decode] if options.fast else 1,
         regional=options.compile == "blocks",
         backend=options.backend,
     )
@@ -175,134 +154,23 @@ def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
     fast = replace(fast, one_graph=not options.inference_graph)
     loop = replace(loop, problem=replace(problem, backbone=fast))
     if options.fast:
+        facts["fast_decode_seconds"] = small_decodes(loop)
         report.attempt(FAST, lambda: timed(faster(loop), of_steps=options.steps, whole=options.whole))
     return timed(loop, of_steps=options.steps, whole=options.whole) | facts
+
+
+def small_decodes(loop: Loop) -> float:
+    """Seconds that a run of `fast` compiles longer: it decodes small pictures, too."""
+    model, begun = loop.problem.backbone, time.perf_counter()
+    times = SHRINKS[fast_settings(loop.problem.config).critic.decode]
+    with torch.no_grad():
+        model.decode(torch.zeros((1, *model.latent_shape), device=model.device)[..., ::times, ::times])
+    return time.perf_counter() - begun
 
 
 def faster(loop: Loop) -> Loop:
     """The loop with the options of the preset `fast`."""
     return replace(loop, problem=replace(loop.problem, config=fast_settings(loop.problem.config)))
-
-
-# ---- is it the same maths, and does the host wait
-
-
-def agreement(options: argparse.Namespace) -> dict[str, Any]:
-    """Relative error between policy gradients on the same pairs: ours, the reference's micro-batches, and float32."""
-    loop, usual, found = steadied(build(options)), build(options), {}
-    for guidance in (loop.problem.config.sampling.guidance, 1.0):
-        free = ("policy.trajectories=2", "policy.clip=10", "policy.gradient_norm=1e9", f"sampling.guidance={guidance}")
-        found[f"guidance {guidance:g}"] = _agreement(*(shortened(each, options.steps, *free) for each in (loop, usual)))
-    return found
-
-
-def _agreement(loop: Loop, plain: Loop) -> dict[str, Any]:
-    ours = loop.problem
-    batch = collect(ours, 0, forget=2)
-    draw = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, batch.log_prob.shape, generator=draw).to(batch.x) * 2 - 1
-    batch, samples, steps = replace(batch, advantage=signs), *batch.policy_pairs()
-    some = torch.randperm(len(samples), generator=draw)[:AGREEMENT_PAIRS]
-    pairs, small = Plan(samples[some], steps[some]), replace(plain.problem, sizes=replace(ours.sizes, update=2))
-    fast, first = gradient(ours, loop.learner.parameters, batch, pairs)
-    usual, _ = gradient(small, plain.learner.parameters, batch, pairs)
-    exact, _ = gradient(*in_float32(small), batch, pairs)
-    return {
-        "pairs": len(pairs),
-        "ours_to_reference": _relative(fast, usual),
-        "ours_to_fp32": _relative(fast, exact),
-        "reference_to_fp32": _relative(usual, exact),
-        "gradient_norm_fp32": float(exact.norm()),
-        **first_ratio(first),
-    }
-
-
-def gradient(
-    problem: Problem, parameters: dict[str, nn.Parameter], batch: Trajectory, plan: Plan
-) -> tuple[Tensor, Update]:
-    """The policy gradient of a plan, which moves nothing."""
-    learner = Learner(parameters, torch.optim.SGD(parameters.values(), lr=0.0))
-    update = policy_step(problem, learner, batch, plan, None, problem.generator("unused"))
-    return torch.cat([p.grad.flatten().double() for p in parameters.values() if p.grad is not None]), update
-
-
-def in_float32(problem: Problem) -> tuple[Problem, dict[str, nn.Parameter]]:
-    """The same problem and LoRA with a denoiser in float32."""
-    model = problem.backbone
-    assert isinstance(model, StableDiffusion), "the gradients are compared before anything is compiled"
-    exact = replace(model, denoiser=copy.deepcopy(model.denoiser).float(), dtype=torch.float32)
-    parameters = {name: p for name, p in exact.denoiser.named_parameters() if p.requires_grad}
-    return replace(problem, backbone=exact), parameters
-
-
-def _relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
-
-
-def waits(options: argparse.Namespace) -> dict[str, Any]:
-    """How often the host waits for the device: numbers that do not grow are not in the loop."""
-    if pick_device(options.device).type != "cuda":
-        return {}
-    loop, found = steadied(build(options)), {}
-    for steps in (2, 4):
-        short = shortened(loop, steps)
-        problem, n = short.problem, short.problem.config.policy.trajectories
-        batch = collect(problem, 0, forget=n)
-        batch = replace(batch, advantage=torch.ones_like(batch.log_prob))
-        plan = short.plans(batch, 0)[0]
-        found[f"sampling, {steps} steps"] = _syncs(lambda p=problem, n=n: collect(p, 0, forget=n))  # type: ignore[misc]
-        found[f"update, {len(plan)} pairs"] = _syncs(lambda s=short, b=batch, p=plan: s.step(b, p))  # type: ignore[misc]
-    return found
-
-
-def _syncs(work: Callable[[], object]) -> int:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            work()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in caught)
-
-
-# ---- arithmetic and its ceiling
-
-
-def counted(options: argparse.Namespace) -> dict[str, Any]:
-    """TFLOP of one sample in each network, and of each piece of the epoch, exact and `fast`."""
-    model = random_sd15(pick_device(options.device), parse_dtype(options.dtype), tiny=options.tiny)
-    one = {**forward_tflop(model), "clip": clip_tflop(random_clip_b32(0, tiny=options.tiny))}
-    config = settings(options)
-    return {"of_one": one, "pieces": _pieces(config, one), "pieces_fast": _pieces(fast_settings(config), one)}
-
-
-def _pieces(config: RunConfig, one: dict[str, float]) -> dict[str, float]:
-    n, steps, share = config.policy.trajectories, config.sampling.steps, config.policy.step_fraction
-    looked_at = n * steps * (1.0 if config.policy.step_choice == "each" else share)
-    sampled = n * steps * (2 if config.sampling.guidance > 1 else 1) * one["denoiser"]
-    fitted = config.critic.online_updates * min(config.critic.batch, looked_at)
-    return {
-        "sampling": sampled,
-        "decoding": (n + looked_at / SHRINKS[config.critic.decode] ** 2) * one["decoder"],
-        "reward": n * one["clip"],
-        "critic": (looked_at + 3 * fitted) * one["clip"],
-        "policy update": 2 * sampled * share,
-    }
-
-
-def ceiling(options: argparse.Namespace) -> dict[str, Any]:
-    """TFLOP/s of a large matrix product of random numbers, the best of three lots of ten."""
-    device, dtype = pick_device(options.device), parse_dtype(options.dtype)
-    side = 8192 if device.type == "cuda" else 512
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    clock, lots = Clock(device), ("warm-up", "1", "2", "3")
-    for lot in lots:
-        with clock.part(lot):
-            for _ in range(10):
-                a @ b
-    best = min(clock.spent[lot].seconds for lot in lots[1:])
-    return {"side": side, "dtype": options.dtype, "tflops": 10 * 2 * side**3 / best / 1e12}
 
 
 # ---- the table
@@ -343,12 +211,12 @@ def show(table: dict[str, Any]) -> None:
     print(f"\n{facts['model']}, {facts['dtype']}, {facts['trajectories']} trajectories of {facts['steps']} steps")
     ceiling_words = f"{most:.1f} TFLOP/s in a matrix product" if most else "no ceiling measured"
     print(f"{facts['machine']}, torch {facts['torch']}; {ceiling_words}")
-    print(f"{'loop':<15}{'piece':<15}{'s':>9}{'TFLOP/s':>9}{'share':>8}{'ratio':>8}{'peak GiB':>10}")
+    print(f"{'loop':<21}{'piece':<15}{'s':>9}{'TFLOP/s':>9}{'share':>8}{'ratio':>8}{'peak GiB':>10}")
     for row in table["rows"]:
         share = f"{100 * row['share']:.1f} %" if row["share"] else "-"
         speed, ratio = (f"{row[key]:.1f}" if row[key] else "-" for key in ("tflops", "ratio"))
         words = f"{row['seconds']:>9.2f}{speed:>9}{share:>8}{ratio:>8}{row['peak_gib']:>10.1f}"
-        print(f"{row['loop']:<15}{row['piece']:<15}{words}{_remark(table[row['loop']], row['piece'])}")
+        print(f"{row['loop']:<21}{row['piece']:<15}{words}{_remark(table[row['loop']], row['piece'])}")
 
 
 def _remark(loop: dict[str, Any], piece: str) -> str:
@@ -381,7 +249,8 @@ def pieces(options: argparse.Namespace, report: Report) -> dict[str, Callable[[]
         "flops": (True, lambda: counted(options)),
         EAGER: (options.eager, lambda: eager(options)),
         LOW: (options.low, lambda: low(options)),
-        REFERENCE: (options.reference, lambda: reference(options)),
+        REFERENCE: (options.reference, lambda: reference(options, peft_lora)),
+        OUR_LORA: (options.reference, lambda: reference(options, our_lora)),
         "agreement": (options.agreement, lambda: agreement(options)),
         "waits": (options.agreement, lambda: waits(options)),
         COMPILED: (options.compile != "none", lambda: compiled(options, report)),
@@ -400,8 +269,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--trajectories", type=int, default=16)
     found.add_argument("--update", type=int, default=0, help="our pairs per backward pass; 0: as a run chooses")
     found.add_argument("--decode", type=int, default=0, help="our latents per decode; 0: as a run chooses")
-    found.add_argument("--reference", action=switch, default=True, help="time the reference loop")
-    found.add_argument("--reference-steps", type=int, default=8, help="steps of it that are timed")
+    found.add_argument("--reference", action=switch, default=True, help="time the reference loops")
+    found.add_argument("--reference-steps", type=int, default=8, help="steps of them that are timed")
     found.add_argument("--eager", action=switch, default=True, help="time ours without compiling")
     found.add_argument("--low", action=switch, default=True, help="time the low-memory mode, not compiled")
     found.add_argument("--fast", action=switch, default=True, help="time the preset fast, if anything is compiled")

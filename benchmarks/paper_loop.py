@@ -6,15 +6,19 @@ Built as `cgru.pipeline.setting` builds it, but for the weights, which there com
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from loops import Loop
+from peft import LoraConfig
 from sd15 import CLIP_MEAN, CLIP_STD, random_clip_b32, random_sd15
 from torch import nn
 
-from cgru.backbones.adapter import attach
+from cgru.backbones.adapter import TARGETS, attach
 from cgru.backbones.base import parse_dtype, pick_device
+from cgru.backbones.steady import steady_backbone
 from cgru.config import RunConfig, override
 from cgru.critic import build_critic
 from cgru.critic.tower import Tower as CriticTower
@@ -26,6 +30,7 @@ from cgru.rewards.heads import ClassHeads, Tower
 from cgru.rl.problem import Problem, Sizes, make_learner
 
 CONCEPT = "Dogs"
+LoraMaker = Callable[[Problem], dict[str, nn.Parameter]]
 
 
 def settings(options: argparse.Namespace) -> RunConfig:
@@ -41,7 +46,25 @@ def fast_settings(config: RunConfig) -> RunConfig:
     return replace(config, policy=policy, critic=replace(config.critic, decode=fast.critic.decode))
 
 
-def build(options: argparse.Namespace, *changes: str, sizes: Sizes | None = None) -> Loop:
+def our_lora(problem: Problem) -> dict[str, nn.Parameter]:
+    """A LoRA as runs have it."""
+    policy = problem.config.policy
+    return attach(problem.backbone.denoiser, rank=policy.rank, alpha=policy.alpha, targets=policy.targets, seed=0)
+
+
+def peft_lora(problem: Problem) -> dict[str, nn.Parameter]:
+    """A LoRA as DDPO implementations have it: peft's, in float32, and so are its products."""
+    policy = problem.config.policy
+    network: Any = problem.backbone.denoiser  # diffusers' mixin methods are not part of nn.Module
+    targets = TARGETS.get(policy.targets, policy.targets)
+    network.add_adapter(LoraConfig(r=policy.rank, lora_alpha=policy.alpha, target_modules=targets))
+    parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    for parameter in parameters.values():
+        parameter.data = parameter.data.float()
+    return parameters
+
+
+def build(options: argparse.Namespace, *changes: str, sizes: Sizes | None = None, lora: LoraMaker = our_lora) -> Loop:
     """A loop with model, reward, LoRA and critic of its own; None sizes it as a run on this machine is sized."""
     config, device = override(settings(options), changes), pick_device(options.device)
     model = random_sd15(device, parse_dtype(options.dtype), tiny=options.tiny)
@@ -56,13 +79,12 @@ def build(options: argparse.Namespace, *changes: str, sizes: Sizes | None = None
     )
     problem.encode([prompt.text for prompt in all_prompts(problem.prompts)])
     critic = random_critic(problem, tiny=options.tiny)
-    return Loop(problem, make_learner(problem, nudged(problem), critic), by_timestep=sizes is not None)
+    return Loop(problem, make_learner(problem, nudged(lora(problem)), critic), by_timestep=sizes is not None)
 
 
-def nudged(problem: Problem) -> dict[str, nn.Parameter]:
+def nudged(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     """A LoRA as after some updates: with B at zero, A would have no gradient."""
-    policy, generator = problem.config.policy, torch.Generator().manual_seed(1)
-    parameters = attach(problem.backbone.denoiser, rank=policy.rank, alpha=policy.alpha, targets=policy.targets, seed=0)
+    generator = torch.Generator().manual_seed(1)
     for parameter in parameters.values():
         parameter.data += 1e-3 * torch.randn(parameter.shape, generator=generator).to(parameter)
     return parameters
@@ -99,3 +121,12 @@ def shortened(loop: Loop, steps: int, *changes: str) -> Loop:
     config = override(problem.config, [f"sampling.steps={steps}", *changes])
     kernel = problem.backbone.kernel(steps, eta=config.sampling.eta)
     return replace(loop, problem=replace(problem, kernel=kernel, config=config))
+
+
+def steadied(loop: Loop) -> Loop:
+    """In half precision with predictions of one shape, as a run has them."""
+    problem, sizes = loop.problem, loop.problem.sizes
+    if problem.backbone.dtype == torch.float32:
+        return loop
+    steady = steady_backbone(problem.backbone, batch=sizes.update, decode_batch=sizes.decode)
+    return replace(loop, problem=replace(problem, backbone=steady))
