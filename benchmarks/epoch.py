@@ -42,8 +42,9 @@ from cgru.rl.problem import Sizes
 from cgru.rl.train import iterate
 
 REFERENCE, OUR_LORA = "reference", "reference, our LoRA"
-EAGER, LOW, COMPILED, FAST = "ours", "low memory", "ours compiled", "fast compiled"
-LOOPS = REFERENCE, OUR_LORA, EAGER, LOW, COMPILED, FAST
+EAGER, LOW = "ours", "low memory"
+COMPILED, FAST, LOW_COMPILED = "ours compiled", "fast compiled", "low memory compiled"
+LOOPS = REFERENCE, OUR_LORA, EAGER, LOW, COMPILED, FAST, LOW_COMPILED
 PIECES = {
     "sampling": (SAMPLING,),
     "decoding": (FINAL, STATES),
@@ -131,9 +132,9 @@ def low(options: argparse.Namespace) -> dict[str, Any]:
     return timed(steadied(build(options, "memory=low")), of_steps=options.steps, whole=False)
 
 
-def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Ours with `compile=true`, or with the whole denoiser compiled."""
-    loop = build(options)
+def compiled(options: argparse.Namespace, report: Report, *changes: str) -> dict[str, Any]:
+    """Ours with `compile=true`, or with the whole denoiser compiled; without changes also `fast`."""
+    loop, has_fast = build(options, "compile=true", *changes), options.fast and not changes
     problem, begun = loop.problem, time.perf_counter()
     fast = compiled_backbone(
         problem.backbone,
@@ -145,7 +146,7 @@ def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
     )
     facts = {"what": options.compile, "compile_seconds": time.perf_counter() - begun, "graphs": _graphs()}
     report.say(f"compiled ({options.compile}) in {facts['compile_seconds']:.0f} s, {facts['graphs']} graphs")
-    report.table["compilation"] = facts
+    report.table[" ".join(["compilation", *changes])] = facts
     report.save()
     if options.only_compile:
         return {}
@@ -153,7 +154,7 @@ def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
         raise RuntimeError("nothing was compiled; the warning above says why")
     fast = replace(fast, one_graph=not options.inference_graph)
     loop = replace(loop, problem=replace(problem, backbone=fast))
-    if options.fast:
+    if has_fast:
         facts["fast_decode_seconds"] = small_decodes(loop)
         report.attempt(FAST, lambda: timed(faster(loop), of_steps=options.steps, whole=options.whole))
     return timed(loop, of_steps=options.steps, whole=options.whole) | facts
@@ -254,6 +255,7 @@ def pieces(options: argparse.Namespace, report: Report) -> dict[str, Callable[[]
         "agreement": (options.agreement, lambda: agreement(options)),
         "waits": (options.agreement, lambda: waits(options)),
         COMPILED: (options.compile != "none", lambda: compiled(options, report)),
+        LOW_COMPILED: (options.low_compiled, lambda: compiled(options, report, "memory=low")),
     }
     return {name: work for name, (is_wanted, work) in chosen.items() if is_wanted}
 
@@ -273,6 +275,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--reference-steps", type=int, default=8, help="steps of them that are timed")
     found.add_argument("--eager", action=switch, default=True, help="time ours without compiling")
     found.add_argument("--low", action=switch, default=True, help="time the low-memory mode, not compiled")
+    found.add_argument("--low-compiled", action="store_true", help="time the low-memory mode compiled, too")
     found.add_argument("--fast", action=switch, default=True, help="time the preset fast, if anything is compiled")
     found.add_argument("--agreement", action=switch, default=True, help="compare gradients, count waits for the device")
     found.add_argument("--whole", action=switch, default=True, help="also time train.iterate")
@@ -304,7 +307,7 @@ def main() -> None:
     report.table["rows"] = rows(report.table)
     report.save()
     show(report.table)
-    for name in ("compilation", "agreement", "waits", "failures"):
+    for name in ("compilation", "compilation memory=low", "agreement", "waits", "failures"):
         if report.table.get(name):
             print(f"{name}: {json.dumps(report.table[name])}")
 

@@ -79,22 +79,6 @@ def test_in_bf16_weights_and_gradients_are_fine_and_products_coarse(sd_folder: P
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in parameters.values())
 
 
-def test_zeros_that_fill_up_the_rank_change_nothing() -> None:
-    """Rank 3: both factors work with 8, and what they learn has 3."""
-    first, second = nn.Linear(10, 3, bias=False), nn.Linear(3, 6, bias=False)
-    x = torch.randn(5, 10, generator=torch.Generator().manual_seed(0))
-    fine = FineLinear.of(first, is_first=True), FineLinear.of(second, is_first=False)
-    hidden = fine[0](x)
-    assert hidden.shape == (5, 8)
-    torch.testing.assert_close(fine[1](hidden), second(first(x)))
-    fine[1](hidden).sum().backward()
-    found = [factor.weight.grad.clone() for factor in (first, second) if factor.weight.grad is not None]
-    for factor in (first, second):
-        factor.weight.grad = None
-    second(first(x)).sum().backward()
-    torch.testing.assert_close(found, [first.weight.grad, second.weight.grad])
-
-
 def test_the_seed_decides_the_first_weights_and_the_global_generator_is_left_alone(sd_folder: Path) -> None:
     made = []
     for seed in (1, 1, 2):

@@ -118,8 +118,9 @@ def test_the_low_memory_mode_takes_no_more_of_a_large_card() -> None:
 @pytest.mark.parametrize(
     ("trajectories", "settings", "expected"),
     [
-        (16, ("dtype=bf16",), (8, 8)),  # 12 fit: two parts of 8 fill nothing up, 12 and 4 would fill up 8
+        (16, ("compile=true",), (8, 8)),  # 12 fit: two parts of 8 fill nothing up, 12 and 4 would fill up 8
         (20, ("compile=true",), (10, 10)),
+        (16, ("dtype=bf16",), (12, 12)),  # eager, small batches wait for the host
         (5, ("dtype=bf16",), (5, 5)),  # no more than there are
         (16, (), (24, 12)),  # in float32 and not compiled nothing is filled up
     ],

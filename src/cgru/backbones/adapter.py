@@ -60,32 +60,19 @@ def attach(denoiser: nn.Module, *, rank: int, alpha: float, targets: str, seed: 
     return parameters
 
 
-ALIGNED = 8
-"""Numbers of half precision that a GPU's fast products take at once: 16 bytes."""
-
-
 class FineLinear(nn.Linear):
-    """A LoRA factor whose weight is finer than its work: kept and updated in float32, multiplied in x's precision.
-
-    The rank is filled up with zeros to a multiple of ALIGNED, between the two factors only: products of rank 4 would
-    take slow kernels.
-    """
+    """A LoRA factor whose weight is finer than its work: kept and updated in float32, multiplied in x's precision."""
 
     @staticmethod
-    def of(factor: nn.Linear, *, is_first: bool) -> FineLinear:
-        """The factor A (`is_first`) or B of a LoRA, sharing its weight."""
+    def of(factor: nn.Linear) -> FineLinear:
+        """The same factor, sharing its weight."""
         made = FineLinear(factor.in_features, factor.out_features, bias=False, device="meta")
         made.weight = factor.weight
-        missing = -(factor.out_features if is_first else factor.in_features) % ALIGNED
-        made.zeros = (0, 0, 0, missing) if is_first else (0, missing, 0, 0)
         return made
-
-    zeros: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Columns before and after, rows before and after."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x Wᵀ; the gradient comes back through the cast and adds up in float32."""
-        return functional.linear(input, functional.pad(self.weight.to(input.dtype), self.zeros))
+        return functional.linear(input, self.weight.to(input.dtype))
 
 
 def _multiply_in_network_dtype(denoiser: nn.Module) -> None:
@@ -95,7 +82,7 @@ def _multiply_in_network_dtype(denoiser: nn.Module) -> None:
             continue
         layer.cast_input_dtype_enabled = False  # peft would make x float32 to suit the weight
         for factors in (layer.lora_A, layer.lora_B):
-            factors[ADAPTER] = FineLinear.of(factors[ADAPTER], is_first=factors is layer.lora_A)
+            factors[ADAPTER] = FineLinear.of(factors[ADAPTER])
 
 
 def detach(denoiser: nn.Module) -> None:

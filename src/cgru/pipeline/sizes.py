@@ -143,12 +143,13 @@ def _batches(config: RunConfig, rollout: int, update: int) -> tuple[int, int]:
     """Trajectories sampled and pairs updated together, given what fits of each.
 
     In half precision, or compiled, both go through networks of one shape (`backbones.steady`), which fill up what is
-    left over: then it is equal parts of a batch of trajectories, so that no rollout is filled up.
+    left over. Compiled, it is equal parts of a batch of trajectories, so that no rollout is filled up; eager, small
+    batches would wait for the host, so it is as many as fit.
     """
     if config.dtype == "fp32" and not config.compile:
         return rollout, config.policy.micro_batch or update
     own = math.ceil(config.policy.trajectories / processes.count())
-    equal = math.ceil(own / math.ceil(own / update))
+    equal = math.ceil(own / math.ceil(own / update)) if config.compile else min(own, update)
     # Among many processes each has few trajectories but still many pairs, and very small batches are slow.
     size = config.policy.micro_batch or max(equal, min(ENOUGH, update))
     return size, size

@@ -1,0 +1,122 @@
+"""Attention whose projections and their LoRA are one matrix product.
+
+The arithmetic of a small LoRA is next to nothing, but layer by layer it reads and writes all activations five times
+more, which on an H200 is a tenth of a rollout. Here x is widened once by A x, and the frozen weight by B:
+
+    W x + B A x = [W, B] [x, A x]
+
+Query, key and value of self-attention share x, so they are one product, and so is their gradient. A processor is how
+diffusers lets attention be computed in another way: weights, their names and peft's layers stay as they are.
+"""
+# ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from jaxtyping import Float
+from peft.tuners.lora import Linear, LoraLayer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cgru.backbones.adapter import ADAPTER
+
+USUAL = AttnProcessor2_0()
+ALIGNED = 8
+"""Numbers of half precision that a GPU's fast products take at once: 16 bytes."""
+
+
+class JointProjections:
+    """An attention processor for what `join_projections` puts it on; a mask is left to diffusers' own."""
+
+    def __call__(
+        self,
+        attn: Attention,
+        hidden_states: Float[Tensor, "n s c"],
+        encoder_hidden_states: Float[Tensor, "n words w"] | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Float[Tensor, "n s c"]:
+        """Return what AttnProcessor2_0 returns, but for rounding; the arguments' names are diffusers'."""
+        if attention_mask is not None:
+            found: Tensor = USUAL(attn, hidden_states, encoder_hidden_states, attention_mask)
+            return found
+        if encoder_hidden_states is None:
+            rows = joint(hidden_states, (attn.to_q, attn.to_k, attn.to_v))
+        else:
+            rows = (*joint(hidden_states, (attn.to_q,)), *joint(encoder_hidden_states, (attn.to_k, attn.to_v)))
+        heads = (row.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for row in rows)
+        mixed = functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        out, dropout = attn.to_out
+        dropped: Tensor = dropout(*joint(mixed, (out,)))
+        return dropped
+
+
+def join_projections(network: nn.Module) -> None:
+    """Have the network's ordinary attention computed so; also without a LoRA, and while it is off, it is the same."""
+    for part in network.modules():
+        if isinstance(part, Attention) and _is_ordinary(part):
+            part.set_processor(JointProjections())
+
+
+def joint(x: Float[Tensor, "n s c"], layers: Sequence[nn.Module]) -> tuple[Float[Tensor, "n s _"], ...]:
+    """What each of the layers makes of x."""
+    if not all(_is_live(layer) for layer in layers):
+        return tuple(layer(x) for layer in layers)
+    adapters: list[Any] = list(layers)
+    a = torch.cat([layer.lora_A[ADAPTER].weight for layer in adapters])
+    b = torch.block_diag(*(layer.lora_B[ADAPTER].weight * layer.scaling[ADAPTER] for layer in adapters))
+    missing = -len(a) % ALIGNED
+    a, b = functional.pad(a, (0, 0, 0, missing)).to(x.dtype), functional.pad(b, (0, missing)).to(x.dtype)
+    bases = [layer.get_base_layer() for layer in adapters]
+    y: Tensor = _Widened.apply(x, torch.cat([base.weight for base in bases]), _bias(bases), a, b)
+    return y.split([base.out_features for base in bases], dim=-1)
+
+
+class _Widened(torch.autograd.Function):
+    """[W, B] [x, A x] + bias, without a gradient of the frozen W."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context takes any attribute
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+    ) -> Tensor:
+        wide = torch.cat([x, functional.linear(x, a)], dim=-1)
+        ctx.save_for_backward(wide, weight, a, b)
+        return functional.linear(wide, torch.cat([weight, b], dim=1), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Tensor, Tensor]:  # noqa: ANN401
+        wide, weight, a, b = ctx.saved_tensors
+        width, g = weight.shape[1], gradient.flatten(0, -2)
+        x, inner = wide.flatten(0, -2).tensor_split([width], dim=1)
+        back, pull = (g @ torch.cat([weight, b], dim=1)).tensor_split([width], dim=1)
+        return (back + pull @ a).view_as(wide[..., :width]), None, None, pull.T @ x, g.T @ inner
+
+
+def _bias(bases: Sequence[nn.Linear]) -> Tensor | None:
+    if all(base.bias is None for base in bases):
+        return None
+    return torch.cat([base.weight.new_zeros(base.out_features) if base.bias is None else base.bias for base in bases])
+
+
+def _is_live(layer: nn.Module) -> bool:
+    """Whether it has our LoRA, and that is to be added."""
+    if not isinstance(layer, Linear) or layer.disable_adapters or layer.merged:
+        return False
+    return layer.active_adapters == [ADAPTER] and ADAPTER in layer.lora_A and not layer.lora_variant
+
+
+def _is_ordinary(attn: Attention) -> bool:
+    layers = (attn.to_q, attn.to_k, attn.to_v, attn.to_out[0] if attn.to_out is not None else None)
+    extras = (attn.group_norm, attn.spatial_norm, attn.norm_q, attn.norm_k, attn.norm_cross, attn.residual_connection)
+    return (
+        type(attn.processor) is AttnProcessor2_0
+        and all(isinstance(layer, nn.Linear | LoraLayer) for layer in layers)
+        and not any(extras)
+        and attn.rescale_output_factor == 1
+    )
