@@ -1,11 +1,10 @@
 """Time of one epoch of `paper-object` at Stable Diffusion 1.5 size, random weights: `python benchmarks/epoch.py`.
 
-Loops with the same maths, one after the other in one process: a reference as DDPO implementations write it (sampling
-in fours, one backward pass per timestep on two samples, decoding in fours, eager, the LoRA as peft makes it), the same
-with our LoRA, ours, ours in the low-memory mode, and ours compiled; then, with less maths, the options of the preset
-`fast`, compiled. All are the library's own functions (benchmarks/loops.py); ours is timed once more as a whole, by
-`train.iterate`. The references are timed on the first `--reference-steps` of the steps, and what grows with their
-number is scaled up.
+Loops with the same maths, one after the other in one process: a reference as DDPO implementations write it (sampling in
+fours, one backward pass per timestep on two samples, decoding in fours, eager, the LoRA as peft makes it), ours, ours
+in the low-memory mode, and ours compiled; then, with less maths, the options of the preset `fast`, compiled. All are
+the library's own functions (benchmarks/loops.py); ours is timed once more as a whole, by `train.iterate`. The reference
+is timed on the first `--reference-steps` of the steps, and what grows with their number is scaled up.
 
 TFLOP/s are counted, not estimated: forward passes on the meta device; a policy update counts 2 forward passes (nothing
 but LoRA factors has a weight gradient), a critic update 3. The ceiling is a large matrix product in the same dtype in
@@ -30,7 +29,7 @@ from typing import Any
 import torch
 from arithmetic import ceiling, counted
 from loops import FINAL, FIT, PARTS, POLICY, REWARD, SAMPLING, STATES, VALUES, Clock, Loop
-from paper_loop import LoraMaker, build, fast_settings, our_lora, peft_lora, shortened, steadied
+from paper_loop import build, fast_settings, peft_lora, shortened, steadied
 from same_maths import agreement, first_ratio, waits
 from sd15 import SD15
 from torch._dynamo.utils import counters
@@ -41,10 +40,9 @@ from cgru.critic.views import SHRINKS
 from cgru.rl.problem import Sizes
 from cgru.rl.train import iterate
 
-REFERENCE, OUR_LORA = "reference", "reference, our LoRA"
-EAGER, LOW = "ours", "low memory"
+REFERENCE, EAGER, LOW = "reference", "ours", "low memory"
 COMPILED, FAST, LOW_COMPILED = "ours compiled", "fast compiled", "low memory compiled"
-LOOPS = REFERENCE, OUR_LORA, EAGER, LOW, COMPILED, FAST, LOW_COMPILED
+LOOPS = REFERENCE, EAGER, LOW, COMPILED, FAST, LOW_COMPILED
 PIECES = {
     "sampling": (SAMPLING,),
     "decoding": (FINAL, STATES),
@@ -116,9 +114,9 @@ def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def reference(options: argparse.Namespace, lora: LoraMaker) -> dict[str, Any]:
+def reference(options: argparse.Namespace) -> dict[str, Any]:
     """The loop as DDPO implementations write it. Critic and reward batches are ours: DDPO has none to go by."""
-    loop = build(options, sizes=Sizes(rollout=4, update=2, decode=4, score=256), lora=lora)
+    loop = build(options, sizes=Sizes(rollout=4, update=2, decode=4, score=256), lora=peft_lora)
     return timed(shortened(loop, min(options.reference_steps, options.steps)), of_steps=options.steps, whole=False)
 
 
@@ -250,8 +248,7 @@ def pieces(options: argparse.Namespace, report: Report) -> dict[str, Callable[[]
         "flops": (True, lambda: counted(options)),
         EAGER: (options.eager, lambda: eager(options)),
         LOW: (options.low, lambda: low(options)),
-        REFERENCE: (options.reference, lambda: reference(options, peft_lora)),
-        OUR_LORA: (options.reference, lambda: reference(options, our_lora)),
+        REFERENCE: (options.reference, lambda: reference(options)),
         "agreement": (options.agreement, lambda: agreement(options)),
         "waits": (options.agreement, lambda: waits(options)),
         COMPILED: (options.compile != "none", lambda: compiled(options, report)),
@@ -271,8 +268,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--trajectories", type=int, default=16)
     found.add_argument("--update", type=int, default=0, help="our pairs per backward pass; 0: as a run chooses")
     found.add_argument("--decode", type=int, default=0, help="our latents per decode; 0: as a run chooses")
-    found.add_argument("--reference", action=switch, default=True, help="time the reference loops")
-    found.add_argument("--reference-steps", type=int, default=8, help="steps of them that are timed")
+    found.add_argument("--reference", action=switch, default=True, help="time the reference loop")
+    found.add_argument("--reference-steps", type=int, default=8, help="steps of it that are timed")
     found.add_argument("--eager", action=switch, default=True, help="time ours without compiling")
     found.add_argument("--low", action=switch, default=True, help="time the low-memory mode, not compiled")
     found.add_argument("--low-compiled", action="store_true", help="time the low-memory mode compiled, too")

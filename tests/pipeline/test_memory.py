@@ -120,12 +120,13 @@ def test_the_low_memory_mode_takes_no_more_of_a_large_card() -> None:
     [
         (16, ("compile=true",), (8, 8)),  # 12 fit: two parts of 8 fill nothing up, 12 and 4 would fill up 8
         (20, ("compile=true",), (10, 10)),
-        (16, ("dtype=bf16",), (12, 12)),  # eager, small batches wait for the host
-        (5, ("dtype=bf16",), (5, 5)),  # no more than there are
+        (20, ("compile=true", "dtype=bf16"), (8, 8)),  # in half precision the largest power of two that fits
+        (16, ("dtype=bf16",), (8, 8)),
+        (3, ("dtype=bf16",), (4, 4)),  # and no more than is needed
         (16, (), (24, 12)),  # in float32 and not compiled nothing is filled up
     ],
 )
-def test_one_shape_is_an_equal_part_of_the_batch(
+def test_one_shape_is_an_equal_part_of_the_batch_or_a_power_of_two(
     trajectories: int, settings: tuple[str, ...], expected: tuple[int, int]
 ) -> None:
     """(21 - 3) · 0.9 = 16.2 GiB hold 12 pairs of 1.3."""

@@ -64,10 +64,11 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.sides, ctx.stride, ctx.padding = tuple(x.shape[2:]), stride, padding
-        kernel = (weight.shape[2], weight.shape[3])
-        # Rows are (kernel place, channel), as channels-last weights lie in memory.
-        flat = weight.permute(0, 2, 3, 1).flatten(1)
-        return functional.linear(_patches(x, kernel, stride, padding), flat, bias).permute(0, 3, 1, 2)
+        patches = _patches(x, (weight.shape[2], weight.shape[3]), stride, padding)
+        # Rows are (kernel place, channel), as channels-last weights lie in memory. Flat, as one matrix, because torch
+        # makes many small products of a tensor in another order.
+        found = functional.linear(patches.flatten(0, 2), weight.permute(0, 2, 3, 1).flatten(1), bias)
+        return found.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401
@@ -80,7 +81,10 @@ class _Product(torch.autograd.Function):
 
 
 def _patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Float[Tensor, "n i j patch"]:
-    rows = functional.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))
+    rows = x.permute(0, 2, 3, 1)
+    if (kernel, stride, padding) == ((1, 1), (1, 1), (0, 0)):
+        return rows
+    rows = functional.pad(rows, (0, 0, padding[1], padding[1], padding[0], padding[0]))
     if rows.device.type == "cuda" and not torch.compiler.is_compiling():
         return gathered(rows, kernel, stride)
     return windowed(rows, kernel, stride)

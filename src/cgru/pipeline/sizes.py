@@ -143,15 +143,18 @@ def _batches(config: RunConfig, rollout: int, update: int) -> tuple[int, int]:
     """Trajectories sampled and pairs updated together, given what fits of each.
 
     In half precision, or compiled, both go through networks of one shape (`backbones.steady`), which fill up what is
-    left over. Compiled, it is equal parts of a batch of trajectories, so that no rollout is filled up; eager, small
-    batches would wait for the host, so it is as many as fit.
+    left over. In half precision it is a power of two: of other sizes, a GPU's library cuts some products so that a
+    sample's bits depend on its place (seen with 12). In float32 it is equal parts of the trajectories.
     """
     if config.dtype == "fp32" and not config.compile:
         return rollout, config.policy.micro_batch or update
     own = math.ceil(config.policy.trajectories / processes.count())
-    equal = math.ceil(own / math.ceil(own / update)) if config.compile else min(own, update)
+    if config.dtype == "fp32":
+        part = math.ceil(own / math.ceil(own / update))
+    else:
+        part = min(1 << (own - 1).bit_length(), 1 << (update.bit_length() - 1))  # no more than is needed, and fits
     # Among many processes each has few trajectories but still many pairs, and very small batches are slow.
-    size = config.policy.micro_batch or max(equal, min(ENOUGH, update))
+    size = config.policy.micro_batch or max(part, min(ENOUGH, update))
     return size, size
 
 

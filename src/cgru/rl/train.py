@@ -191,7 +191,11 @@ def check_parity(problem: Problem, trajectory: Trajectory) -> float:
 
 
 def _advice(problem: Problem) -> str:
-    return "Set sampling.merged=false." if problem.config.sampling.merged else "Raise policy.clip, or run in fp32."
+    config, size = problem.config, problem.sizes.update
+    if config.sampling.merged:
+        return "Set sampling.merged=false."
+    odd = size & (size - 1) and config.dtype != "fp32"  # see pipeline.sizes
+    return "Set policy.micro_batch to a power of two." if odd else "Raise policy.clip, or run in fp32."
 
 
 def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory) -> Record:
