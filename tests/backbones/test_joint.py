@@ -2,26 +2,46 @@
 
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from peft import LoraConfig
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from cgru.backbones.adapter import ADAPTER, attach, base_policy, detach, merged
+from cgru.backbones.adapter import ADAPTER, TARGETS, attach, base_policy, detach, merged
 from cgru.backbones.joint import JointProjections, join_projections
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        self.count += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
+        return func(*args, **(kwargs or {}))
+
 
 PROMPTS = ["a dog", "trees", "two cats"]
 
 
-def model_with_lora(folder: Path, targets: str = "attention", *, dtype: str = "fp32") -> StableDiffusion:
-    """A LoRA of a rank that has to be filled up, which is far from the base."""
+def model_with_lora(
+    folder: Path, targets: str = "attention", *, dtype: str = "fp32", by_peft: bool = False
+) -> StableDiffusion:
+    """A LoRA far from the base, of a rank that has to be filled up; `by_peft` is peft's own, layer by layer."""
     model = load_stable_diffusion(folder, device="cpu", dtype=dtype)
-    parameters = attach(model.denoiser, rank=3, alpha=6.0, targets=targets, seed=3)
+    if by_peft:
+        network: Any = model.denoiser
+        network.add_adapter(LoraConfig(r=3, lora_alpha=6.0, target_modules=TARGETS.get(targets, targets)), ADAPTER)
+    else:
+        attach(model.denoiser, rank=3, alpha=6.0, targets=targets, seed=3)
     draw = torch.Generator().manual_seed(5)
-    for parameter in parameters.values():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw)
+    for parameter in (p for p in model.denoiser.parameters() if p.requires_grad):
+        parameter.data = 0.2 * torch.randn(parameter.shape, generator=draw)
     return model
 
 
@@ -44,21 +64,29 @@ def off(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("targets", ["attention", "cross-attention", "cross-attention-kv", r".*attn1\.to_q"])
-def test_predictions_and_gradients_are_those_of_the_separate_layers(sd_folder: Path, targets: str) -> None:
+@pytest.mark.parametrize("targets", [*TARGETS, r".*attn1\.to_q"])
+def test_predictions_and_gradients_are_peft_s(sd_folder: Path, targets: str) -> None:
     """Also where only some of the projections that share an input have a LoRA."""
-    model = model_with_lora(sd_folder, targets)
-    expected, pulls = predicted(model).detach(), gradients(model)
-    with base_policy(model.denoiser), torch.no_grad():
-        assert off(predicted(model), expected) > 1e-3, "the LoRA does next to nothing, so nothing would be tested"
-    names = [name for name, _ in model.denoiser.named_parameters()]
-    join_projections(model.denoiser)
+    usual, model = (model_with_lora(sd_folder, targets, by_peft=by_peft) for by_peft in (True, False))
     assert all(isinstance(each, JointProjections) for each in processors(model))
+    expected, pulls = predicted(usual).detach(), gradients(usual)
+    with base_policy(model.denoiser), torch.no_grad():
+        assert off(predicted(model), expected) > 1e-2, "the LoRA does next to nothing, so nothing would be tested"
     assert off(predicted(model).detach(), expected) < 1e-5
     found = gradients(model)
-    assert found.keys() == pulls.keys() and all(ADAPTER in name for name in found)
+    assert list(found) == list(pulls) and all(ADAPTER in name for name in found)
     assert max(off(found[name], pulls[name]) for name in pulls) < 1e-4
-    assert [name for name, _ in model.denoiser.named_parameters()] == names
+    names = ([name for name, _ in each.denoiser.named_parameters()] for each in (model, usual))
+    assert next(names) == next(names)
+
+
+def test_fewer_products_than_layer_by_layer(sd_folder: Path) -> None:
+    """What it is for: a product of self-attention's three projections, one of its three A, and one of the way out."""
+    attention = (part for part in model_with_lora(sd_folder).denoiser.modules() if isinstance(part, Attention))
+    attn = next(part for part in attention if not part.is_cross_attention)
+    with torch.no_grad(), Products() as products:
+        attn(torch.zeros(2, 4, attn.to_q.in_features))
+    assert products.count == 4
 
 
 def test_without_its_lora_the_model_is_the_base(sd_folder: Path) -> None:
@@ -68,7 +96,7 @@ def test_without_its_lora_the_model_is_the_base(sd_folder: Path) -> None:
         expected = predicted(base)
         model = model_with_lora(sd_folder)
         learned = predicted(model)
-        join_projections(model.denoiser)
+        assert off(learned, expected) > 1e-2
         with base_policy(model.denoiser):
             assert torch.equal(predicted(model), expected)
         with merged(model.denoiser):
@@ -79,10 +107,8 @@ def test_without_its_lora_the_model_is_the_base(sd_folder: Path) -> None:
 
 
 def test_in_bf16_it_is_as_near_to_float32_as_the_separate_layers(sd_folder: Path) -> None:
-    exact, model = gradients(model_with_lora(sd_folder)), model_with_lora(sd_folder, dtype="bf16")
-    usual = gradients(model)
-    join_projections(model.denoiser)
-    found = gradients(model)
+    exact = gradients(model_with_lora(sd_folder))
+    usual, found = (gradients(model_with_lora(sd_folder, dtype="bf16", by_peft=by_peft)) for by_peft in (True, False))
     assert all(pull.dtype == torch.float32 for pull in found.values())
     errors = [statistics.mean(off(each[name], exact[name]) for name in exact) for each in (usual, found)]
     assert errors[1] < 1.2 * errors[0] < 0.1
@@ -96,7 +122,6 @@ def test_a_mask_is_left_to_diffusers(sd_folder: Path) -> None:
     mask[..., 2:] = -1e4
     with torch.no_grad():
         expected = AttnProcessor2_0()(attn, x, attention_mask=mask)
-        join_projections(model.denoiser)
         assert torch.equal(attn(x, attention_mask=mask), expected)
         assert not torch.allclose(attn(x), expected)
 

@@ -2,7 +2,7 @@
 
 `rank` and `alpha` go into the file's metadata, so `pipe.load_lora_weights(folder)` scales it as we do. The factors are
 float32 whatever the network's dtype: an optimiser step of 3e-4 is below bf16's resolution. Their products are in the
-network's dtype: in float32 they would cost an eighth of a rollout. B starts at zero, so the policy starts as the base.
+network's dtype (`joint`). B starts at zero, so the policy starts as the base.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
-from torch.nn import functional
 
+from cgru.backbones.joint import ADAPTER, JointLinear, join_projections
 from cgru.backbones.lora import LORA_FILE, PREFIX
 
-ADAPTER = "cgru_policy"
 LAYERS = (nn.Linear, nn.Conv2d)
 TARGETS: Mapping[str, str] = {
     "attention": r".*attn[12]\.(to_q|to_k|to_v|to_out\.0)",
@@ -48,6 +47,7 @@ def attach(denoiser: nn.Module, *, rank: int, alpha: float, targets: str, seed: 
     network: Any = denoiser  # diffusers' mixin methods are not part of nn.Module
     pattern = TARGETS.get(targets, targets)
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=pattern, init_lora_weights="gaussian")
+    config._register_custom_module({nn.Linear: JointLinear})
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed accelerators, for good
         network.add_adapter(config, ADAPTER)
@@ -55,34 +55,8 @@ def attach(denoiser: nn.Module, *, rank: int, alpha: float, targets: str, seed: 
     for parameter in parameters.values():
         parameter.data = parameter.data.float()
         parameter.requires_grad_(True)
-    if network.dtype != torch.float32:
-        _multiply_in_network_dtype(denoiser)
+    join_projections(denoiser)
     return parameters
-
-
-class FineLinear(nn.Linear):
-    """A LoRA factor whose weight is finer than its work: kept and updated in float32, multiplied in x's precision."""
-
-    @staticmethod
-    def of(factor: nn.Linear) -> FineLinear:
-        """The same factor, sharing its weight."""
-        made = FineLinear(factor.in_features, factor.out_features, bias=False, device="meta")
-        made.weight = factor.weight
-        return made
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return x Wᵀ; the gradient comes back through the cast and adds up in float32."""
-        return functional.linear(input, self.weight.to(input.dtype))
-
-
-def _multiply_in_network_dtype(denoiser: nn.Module) -> None:
-    # Only pairs of linear layers; a LoRA on a convolution stays as peft has it.
-    for layer in denoiser.modules():
-        if not isinstance(layer, LoraLayer) or not isinstance(layer.lora_A[ADAPTER], nn.Linear):
-            continue
-        layer.cast_input_dtype_enabled = False  # peft would make x float32 to suit the weight
-        for factors in (layer.lora_A, layer.lora_B):
-            factors[ADAPTER] = FineLinear.of(factors[ADAPTER])
 
 
 def detach(denoiser: nn.Module) -> None:

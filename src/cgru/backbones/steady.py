@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from cgru.backbones.base import Backbone
 from cgru.backbones.compiled import Backend, compile_network
-from cgru.backbones.joint import join_projections
 from cgru.backbones.placeless import make_placeless
 from cgru.mdp.kernel import ReverseKernel
 from cgru.mdp.trajectory import Conditioning
@@ -104,12 +103,11 @@ def steady_backbone(backbone: Backbone, *, batch: int, decode_batch: int) -> One
     """The backbone with predictions whose bits depend on neither the number of samples in a call nor their order.
 
     Args:
-        backbone: its denoiser is changed in place: convolutions (`placeless`) and attention (`joint`).
+        backbone: its denoiser's convolutions are replaced in place (`placeless`).
         batch: samples per call of the denoiser: the micro-batch of the updates.
         decode_batch: latents per call of the decoder.
     """
     make_placeless(backbone.denoiser)
-    join_projections(backbone.denoiser)
     return OneShape(backbone, batch, decode_batch)
 
 
