@@ -64,7 +64,9 @@ def compared(commit: str, rounds: int, iterations: int) -> dict[str, Any]:
 def in_tree(tree: Path, iterations: int) -> dict[str, Any]:
     """A training with the code of a folder."""
     command = [sys.executable, __file__, "--train", "--iterations", str(iterations)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tree / "src")}, check=True, capture_output=True)
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(tree / "src")}, check=True, stdout=subprocess.PIPE
+    )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert Path(found["code"]).is_relative_to(tree.resolve()), f"another cgru was imported: {found['code']}"
     return found

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
-from diffusers.models.attention_processor import Attention
+from products import Products
 from torch import Tensor, nn
 
 from cgru.backbones.adapter import (
@@ -68,13 +68,11 @@ def test_in_bf16_weights_and_gradients_are_fine_and_products_coarse(sd_folder: P
     model = load_stable_diffusion(sd_folder, device="cpu", dtype="bf16")
     parameters = put_on(model)
     x = torch.randn(2, *model.latent_shape, generator=torch.Generator().manual_seed(0))
-    seen: list[torch.dtype] = []
-    for module in model.denoiser.modules():
-        if isinstance(module, Attention):
-            module.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
-    prediction = model.predict(x, torch.tensor([1, 500]), model.encode_text(PROMPTS), guidance=3.0)
-    prediction.square().mean().backward()
-    assert set(seen) == {torch.bfloat16}
+    cond = model.encode_text(PROMPTS)
+    with Products() as products:
+        prediction = model.predict(x, torch.tensor([1, 500]), cond, guidance=3.0)
+        prediction.square().mean().backward()
+    assert len(products.dtypes) > len(parameters) and set(products.dtypes) == {torch.bfloat16}
     assert all(p.dtype == torch.float32 for p in parameters.values())
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in parameters.values())
 

@@ -1,4 +1,4 @@
-"""Attention with its projections and LoRA in one product: as by the separate layers, but for rounding."""
+"""Layers and attention that multiply by weight and LoRA at once: as peft and diffusers do, but for rounding."""
 
 import statistics
 from pathlib import Path
@@ -8,23 +8,12 @@ import pytest
 import torch
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from peft import LoraConfig
+from products import Products
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cgru.backbones.adapter import ADAPTER, TARGETS, attach, base_policy, detach, merged
-from cgru.backbones.joint import JointProjections, join_projections
+from cgru.backbones.joint import JointProjections, _Widened, join_projections
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
-
-
-class Products(TorchDispatchMode):
-    """Counts matrix products."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        self.count += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
-        return func(*args, **(kwargs or {}))
-
 
 PROMPTS = ["a dog", "trees", "two cats"]
 
@@ -64,7 +53,7 @@ def off(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("targets", [*TARGETS, r".*attn1\.to_q"])
+@pytest.mark.parametrize("targets", [*TARGETS, r".*attn1\.to_q", r".*time_emb_proj"])
 def test_predictions_and_gradients_are_peft_s(sd_folder: Path, targets: str) -> None:
     """Also where only some of the projections that share an input have a LoRA."""
     usual, model = (model_with_lora(sd_folder, targets, by_peft=by_peft) for by_peft in (True, False))
@@ -76,8 +65,28 @@ def test_predictions_and_gradients_are_peft_s(sd_folder: Path, targets: str) -> 
     found = gradients(model)
     assert list(found) == list(pulls) and all(ADAPTER in name for name in found)
     assert max(off(found[name], pulls[name]) for name in pulls) < 1e-4
-    names = ([name for name, _ in each.denoiser.named_parameters()] for each in (model, usual))
-    assert next(names) == next(names)
+    assert off(*(torch.cat([pull.flatten() for pull in each.values()]) for each in (found, pulls))) < 1e-5
+    own, theirs = ([name for name, _ in each.denoiser.named_parameters()] for each in (model, usual))
+    assert own == theirs
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
+def test_the_gradient_is_exact_and_so_is_its_gradient(shape: tuple[int, ...], bias: bool) -> None:
+    draw = torch.Generator().manual_seed(7)
+    x, weight, a, b = (
+        torch.randn(size, generator=draw, dtype=torch.float64) for size in (shape, (5, 4), (2, 4), (5, 2))
+    )
+    offset = torch.randn(5, generator=draw, dtype=torch.float64) if bias else None
+
+    def layer(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        found: Tensor = _Widened.apply(x, weight, offset, a, b)
+        return found
+
+    torch.testing.assert_close(layer(x, a, b), torch.nn.functional.linear(x, weight + b @ a, offset))
+    inputs = [each.requires_grad_() for each in (x, a, b)]
+    assert torch.autograd.gradcheck(layer, inputs) and torch.autograd.gradgradcheck(layer, inputs)
+    assert torch.autograd.gradcheck(layer, [x.detach(), a, b])  # as of words
 
 
 def test_fewer_products_than_layer_by_layer(sd_folder: Path) -> None:
@@ -86,7 +95,7 @@ def test_fewer_products_than_layer_by_layer(sd_folder: Path) -> None:
     attn = next(part for part in attention if not part.is_cross_attention)
     with torch.no_grad(), Products() as products:
         attn(torch.zeros(2, 4, attn.to_q.in_features))
-    assert products.count == 4
+    assert len(products.dtypes) == 4
 
 
 def test_without_its_lora_the_model_is_the_base(sd_folder: Path) -> None:
@@ -104,6 +113,7 @@ def test_without_its_lora_the_model_is_the_base(sd_folder: Path) -> None:
         assert off(predicted(model), learned) < 1e-5
         detach(model.denoiser)
         assert torch.equal(predicted(model), expected)
+        assert all(type(each) is AttnProcessor2_0 for each in processors(model))
 
 
 def test_in_bf16_it_is_as_near_to_float32_as_the_separate_layers(sd_folder: Path) -> None:

@@ -10,7 +10,7 @@ from tiny_rl import nudge, tiny_learner, tiny_problem
 from cgru.critic.latent import LatentCritic
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl.collect import collect, scored
-from cgru.rl.problem import Learner, Problem, make_learner
+from cgru.rl.problem import Learner, Problem, Sizes, make_learner
 from cgru.rl.train import Iteration, advantage, check_parity, describe, iterate, measure_variance, train
 from cgru.rl.update import TrainingError
 
@@ -34,6 +34,17 @@ def test_parity_holds_after_collection_and_not_after_tampering(sd_folder: Path) 
     tampered[1, 1] = torch.nan
     with pytest.raises(TrainingError):
         check_parity(problem, replace(batch, log_prob=tampered))
+
+
+@pytest.mark.parametrize(("update", "advice"), [(3, "Set policy.micro_batch to a power of two"), (4, "run in fp32")])
+def test_in_half_precision_a_failed_check_says_which_batches_are_safe(
+    sd_folder: Path, update: int, advice: str
+) -> None:
+    problem = tiny_problem(sd_folder, "dtype=bf16", sizes=Sizes(rollout=4, update=update, decode=8, score=64))
+    nudge(tiny_learner(problem))
+    batch = collect(problem, 0, forget=3)
+    with pytest.raises(TrainingError, match=advice):
+        check_parity(problem, replace(batch, log_prob=batch.log_prob - 1))
 
 
 def test_an_iteration_records_what_the_issue_asks(sd_folder: Path) -> None:

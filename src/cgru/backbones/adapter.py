@@ -21,7 +21,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
 
-from cgru.backbones.joint import ADAPTER, JointLinear, join_projections
+from cgru.backbones.joint import ADAPTER, JointLinear, join_projections, part_projections
 from cgru.backbones.lora import LORA_FILE, PREFIX
 
 LAYERS = (nn.Linear, nn.Conv2d)
@@ -63,6 +63,7 @@ def detach(denoiser: nn.Module) -> None:
     """Take the LoRA off; the base weights were never touched."""
     network: Any = denoiser
     network.unload_lora()
+    part_projections(denoiser)
     denoiser.requires_grad_(False)
 
 

@@ -23,7 +23,7 @@ Backend = str | Callable[..., Any]
 LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1}
 """Blocks that are compiled, and how many times smaller than the largest their map may be: nearly all of a UNet's work.
 Each shape costs 4 to 7 seconds of compilation. Residual blocks on smaller maps are each of a shape of its own and move
-few bytes: five graphs for a hundredth of an epoch."""
+few bytes: five graphs more would save a twentieth of an update."""
 GRAPHS = 256
 """Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
 

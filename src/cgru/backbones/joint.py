@@ -1,12 +1,13 @@
 """Layers that multiply by their weight and its LoRA at once.
 
-The arithmetic of a small LoRA is next to nothing, but as a sum it reads and writes all activations five times more: a
-tenth of a rollout on an H200, a quarter of an update on a CPU. Here x is widened by A x, and the frozen weight by B:
+The arithmetic of a small LoRA is next to nothing, but as a sum it reads and writes all activations five times more.
+Here x is widened by A x, and the frozen weight by B:
 
     W x + B A x = [W, B] [x, A x]
 
 Query, key and value of self-attention share x, so they are one product, and so is their gradient. `JointLinear` is how
 peft lets a LoRA be computed in another way, and a processor is diffusers' for attention: weights and their names stay.
+Hooks on the projections of an attention do not run while it is computed so.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
@@ -68,7 +69,14 @@ def join_projections(network: nn.Module) -> None:
             part.set_processor(JointProjections())
 
 
-def joint(x: Float[Tensor, "n s c"], layers: Sequence[nn.Module]) -> tuple[Float[Tensor, "n s _"], ...]:
+def part_projections(network: nn.Module) -> None:
+    """Have attention computed layer by layer again."""
+    for part in network.modules():
+        if isinstance(part, Attention) and isinstance(part.processor, JointProjections):
+            part.set_processor(AttnProcessor2_0())
+
+
+def joint(x: Float[Tensor, "*n c"], layers: Sequence[nn.Module]) -> tuple[Float[Tensor, "*n _"], ...]:
     """What each of the layers makes of x."""
     if not all(_is_live(layer) for layer in layers):
         return tuple(layer(x) for layer in layers)
@@ -78,7 +86,8 @@ def joint(x: Float[Tensor, "n s c"], layers: Sequence[nn.Module]) -> tuple[Float
     missing = -len(a) % ALIGNED
     a, b = functional.pad(a, (0, 0, 0, missing)).to(x.dtype), functional.pad(b, (0, missing)).to(x.dtype)
     bases = [layer.get_base_layer() for layer in adapters]
-    y: Tensor = _Widened.apply(x, torch.cat([base.weight for base in bases]), _bias(bases), a, b)
+    weight = bases[0].weight if len(bases) == 1 else torch.cat([base.weight for base in bases])
+    y: Tensor = _Widened.apply(x, weight, _bias(bases), a, b)
     return y.split([base.out_features for base in bases], dim=-1)
 
 
@@ -94,17 +103,20 @@ class _Widened(torch.autograd.Function):
         a: Tensor,
         b: Tensor,
     ) -> Tensor:
+        ctx.save_for_backward(x, weight, a, b)  # not A x, which costs less to make again than to keep
         wide = torch.cat([x, functional.linear(x, a)], dim=-1)
-        ctx.save_for_backward(wide, weight, a, b)
         return functional.linear(wide, torch.cat([weight, b], dim=1), bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Tensor, Tensor]:  # noqa: ANN401
-        wide, weight, a, b = ctx.saved_tensors
-        width, g = weight.shape[1], gradient.flatten(0, -2)
-        x, inner = wide.flatten(0, -2).tensor_split([width], dim=1)
-        back, pull = (g @ torch.cat([weight, b], dim=1)).tensor_split([width], dim=1)
-        return (back + pull @ a).view_as(wide[..., :width]), None, None, pull.T @ x, g.T @ inner
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor]:  # noqa: ANN401
+        input, weight, a, b = ctx.saved_tensors
+        x, g, back = input.flatten(0, -2), gradient.flatten(0, -2), None
+        if ctx.needs_input_grad[0]:
+            direct, pull = (g @ torch.cat([weight, b], dim=1)).tensor_split([weight.shape[1]], dim=1)
+            back = (direct + pull @ a).view_as(input)
+        else:  # words
+            pull = g @ b
+        return back, None, None, pull.T @ x, g.T @ functional.linear(x, a)
 
 
 def _bias(bases: Sequence[nn.Linear]) -> Tensor | None:

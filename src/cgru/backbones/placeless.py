@@ -1,10 +1,11 @@
 """Convolutions that give a sample the same bits wherever it lies in its batch.
 
-cuDNN spreads a small product over the device in a way that depends on where the rows lie (seen on an H200 at maps of
-16 × 16 and less in batches of 32; matrix products and attention do not). In bf16 that alone moves the ratio right after
-collection by 3e-4, more than the paper's clip of 1e-4, because an update sees each pair in another place than the
-rollout did. Here such a convolution is a matrix product of its patches. Larger maps stay with cuDNN, and so does the
-gradient of the input: only the forward pass has to come out twice.
+cuDNN spreads a small product over the device in a way that depends on where the rows lie (seen on an H200 at maps of 16
+× 16 and less in batches of 32; matrix products and attention do not, in batches of a power of two: see
+`pipeline.sizes`). In bf16 that alone moves the ratio right after collection by 3e-4, more than the paper's clip of
+1e-4, because an update sees each pair in another place than the rollout did. Here such a convolution is a matrix
+product of its patches. Larger maps stay with cuDNN, and so does the gradient of the input: only the forward pass has to
+come out twice.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 

@@ -4,7 +4,8 @@ How a network rounds depends on the shape of its input, in bf16 by enough that t
 not be 1. A compiled network is moreover a set of graphs, one for each shape, and one with and one without gradients;
 each costs a compilation and rounds in its own way. So every call is cut into parts of one size, the last one filled
 up, and compiled rollouts go through the graph of the updates (what that keeps for a backward pass is dropped at once):
-the same kernels on the same shapes. What still depends on a sample's place in its part, `placeless` takes away.
+the same kernels on the same shapes. What still depends on a sample's place in its part, `placeless` takes away, if the
+part is a power of two (`pipeline.sizes`).
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def steady_backbone(backbone: Backbone, *, batch: int, decode_batch: int) -> One
 
     Args:
         backbone: its denoiser's convolutions are replaced in place (`placeless`).
-        batch: samples per call of the denoiser: the micro-batch of the updates.
+        batch: samples per call of the denoiser: the micro-batch of the updates, in half precision a power of two.
         decode_batch: latents per call of the decoder.
     """
     make_placeless(backbone.denoiser)

@@ -144,7 +144,7 @@ def _batches(config: RunConfig, rollout: int, update: int) -> tuple[int, int]:
 
     In half precision, or compiled, both go through networks of one shape (`backbones.steady`), which fill up what is
     left over. In half precision it is a power of two: with 10, 12 and 14 pairs a sample's bits were seen to depend on
-    its place in the batch on an H200. In float32 it is equal parts of the trajectories.
+    its place in the batch on an H200, with 1 to 6, 8 and 16 not. In float32 it is equal parts of the trajectories.
     """
     if config.dtype == "fp32" and not config.compile:
         return rollout, config.policy.micro_batch or update
@@ -152,7 +152,8 @@ def _batches(config: RunConfig, rollout: int, update: int) -> tuple[int, int]:
     if config.dtype == "fp32":
         part = math.ceil(own / math.ceil(own / update))
     else:
-        part = min(1 << (own - 1).bit_length(), 1 << (update.bit_length() - 1))  # no more than is needed, and fits
+        # The largest that fits, and no more than is needed: what rollouts fill up costs less than slower updates.
+        part = min(1 << (own - 1).bit_length(), 1 << (update.bit_length() - 1))
     # Among many processes each has few trajectories but still many pairs, and very small batches are slow.
     size = config.policy.micro_batch or max(part, min(ENOUGH, update))
     return size, size

@@ -194,8 +194,8 @@ def _advice(problem: Problem) -> str:
     config, size = problem.config, problem.sizes.update
     if config.sampling.merged:
         return "Set sampling.merged=false."
-    odd = size & (size - 1) and config.dtype != "fp32"  # see pipeline.sizes
-    return "Set policy.micro_batch to a power of two." if odd else "Raise policy.clip, or run in fp32."
+    is_unsafe = config.dtype != "fp32" and size & (size - 1) != 0  # no power of two: see pipeline.sizes
+    return "Set policy.micro_batch to a power of two." if is_unsafe else "Raise policy.clip, or run in fp32."
 
 
 def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory) -> Record:
