@@ -27,6 +27,7 @@ def latents(backbone: StableDiffusion) -> Tensor:
     return sample(backbone, backbone.encode_text(["a dog", "trees"]), [5, 6], kernel=kernel, guidance=3.0)
 
 
+@pytest.mark.filterwarnings("default")  # torch warns while tracing; as errors these are failures to compile
 @pytest.mark.slow  # tracing takes 15 s of CPU time
 def test_same_pictures_names_and_one_graph_until_a_lora_comes(tiny: StableDiffusion) -> None:
     graphs: list[fx.GraphModule] = []
