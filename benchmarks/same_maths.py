@@ -7,6 +7,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,8 +97,8 @@ def waits(options: argparse.Namespace) -> dict[str, Any]:
         batch = collect(problem, 0, forget=n)
         batch = replace(batch, advantage=torch.ones_like(batch.log_prob))
         plan = short.plans(batch, 0)[0]
-        found[f"sampling, {steps} steps"] = _syncs(lambda p=problem, n=n: collect(p, 0, forget=n))  # type: ignore[misc]
-        found[f"update, {len(plan)} pairs"] = _syncs(lambda s=short, b=batch, p=plan: s.step(b, p))  # type: ignore[misc]
+        found[f"sampling, {steps} steps"] = _syncs(partial(collect, problem, 0, forget=n))
+        found[f"update, {len(plan)} pairs"] = _syncs(partial(short.step, batch, plan))
     return found
 
 

@@ -103,7 +103,7 @@ class _Widened(torch.autograd.Function):
         a: Tensor,
         b: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, a, b)  # not A x, which costs less to make again than to keep
+        ctx.save_for_backward(x, weight, a, b)  # A x is made again: kept, it would have no gradient of its own
         wide = torch.cat([x, functional.linear(x, a)], dim=-1)
         return functional.linear(wide, torch.cat([weight, b], dim=1), bias)
 
