@@ -40,6 +40,7 @@ BASELINE, FAST = "best", "fast"
 ARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     BASELINE: ("best", ()),
     FAST: ("fast", ()),
+    "fast-variance": ("fast", ("policy.step_choice=variance",)),
     "steps-each": ("best", ("policy.step_fraction=0.3",)),
     "steps-shared": ("best", ("policy.step_fraction=0.3", "policy.step_choice=shared")),
     "steps-variance": ("best", ("policy.step_fraction=0.3", "policy.step_choice=variance")),

@@ -7,7 +7,7 @@ a LoRA put on or taken off, costs another compilation of a minute or so: call it
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,16 +16,24 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
 
 from cgru.backbones.base import Backbone, one_line
+from cgru.backbones.groupnorm import ChannelGroupNorm, use_channel_norms
 
 logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Any]
 LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1}
 """Blocks that are compiled, and how many times smaller than the largest their map may be: nearly all of a UNet's work.
-Each shape costs 4 to 7 seconds of compilation. Residual blocks on smaller maps are each of a shape of its own and move
-few bytes: five graphs more would save a twentieth of an update."""
+Each shape costs 4 to 7 seconds of compilation. Residual blocks on smaller maps are each of a shape of its own; their
+GroupNorms are what a compiler does better there, and those share one graph of any shape."""
 GRAPHS = 256
 """Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
+TRACING = {
+    "recompile_limit": GRAPHS,
+    "accumulated_recompile_limit": 4 * GRAPHS,
+    "force_parameter_static_shapes": False,  # one graph for all GroupNorms, whose weights differ in length
+    "specialize_float": True,  # their epsilon as a number; as an input it would be in float64
+}
+"""Settings of torch's tracer."""
 
 
 def compile_denoiser(backbone: Backbone, probe: Callable[[], object], *, backend: Backend = "inductor") -> float | None:
@@ -53,13 +61,15 @@ def compile_network(
     """
     begun = time.perf_counter()
     whole: Any = network  # torch's types leave memory_format out
+    use_channel_norms(network)
     parts, done = [network] if glimpse is None else _regions(network, glimpse), list[nn.Module]()
+    norms = _norms_outside(network, parts)
     whole.to(memory_format=torch.channels_last)
     try:
-        for part in parts:
-            part.compile(backend=backend, dynamic=False)
+        for part in (*parts, *norms):
+            part.compile(backend=backend, dynamic=part in norms)
             done.append(part)
-        with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
+        with torch._dynamo.config.patch(TRACING):
             probe()
     except torch.OutOfMemoryError:
         raise  # which has nothing to do with compiling
@@ -70,6 +80,12 @@ def compile_network(
             part.compile(disable=True)
         return None
     return time.perf_counter() - begun
+
+
+def _norms_outside(network: nn.Module, parts: Sequence[nn.Module]) -> set[nn.Module]:
+    """GroupNorms that no compiled part holds. Eager they copy channels-last maps to and fro."""
+    inside = {module for part in parts for module in part.modules()}
+    return {module for module in set(network.modules()) - inside if isinstance(module, ChannelGroupNorm)}
 
 
 def _regions(network: nn.Module, glimpse: Callable[[], object]) -> list[nn.Module]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from cgru.backbones.base import Backbone
 from cgru.backbones.compiled import Backend, compile_network
 from cgru.backbones.placeless import make_placeless
+from cgru.backbones.subpixel import use_subpixels
 from cgru.mdp.kernel import ReverseKernel
 from cgru.mdp.trajectory import Conditioning
 
@@ -158,6 +159,7 @@ def compiled_backbone(
     seconds = compile_network(backbone.denoiser, update, what="the denoiser", glimpse=blocks, backend=backend)
     if seconds is None:  # said so; the decoder would fail alike, and say so again
         return plain
+    use_subpixels(backbone.decoder)
     more = compile_network(backbone.decoder, decode, what="the decoder", backend=backend)
     logger.info("compiled the denoiser in %.0f s, the decoder %s", seconds, f"in {more:.0f} s" if more else "not")
     return steady
