@@ -7,13 +7,14 @@ a LoRA put on or taken off, costs another compilation of a minute or so: call it
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
+from torch.fx.experimental import _config
 
 from cgru.backbones.base import Backbone, one_line
 from cgru.backbones.groupnorm import ChannelGroupNorm, use_channel_norms
@@ -21,17 +22,17 @@ from cgru.backbones.groupnorm import ChannelGroupNorm, use_channel_norms
 logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Any]
-LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1}
-"""Blocks that are compiled, and how many times smaller than the largest their map may be: nearly all of a UNet's work.
-Each shape costs 4 to 7 seconds of compilation. Residual blocks on smaller maps are each of a shape of its own; their
-GroupNorms are what a compiler does better there, and those share one graph of any shape."""
-GRAPHS = 256
-"""Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
+shape_settings: Any = _config  # torch adds `patch` to it when it is imported, which no type shows
+LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1, ChannelGroupNorm: 32}
+"""What is compiled by itself, and how many times smaller than the largest its map may be: nearly all of a UNet's work.
+Each shape of a block costs 4 to 12 seconds of compilation, so residual blocks on smaller maps, each of a shape of its
+own, are left alone but for their GroupNorms. Those copy channels-last maps to and fro where they are not compiled, and
+share one graph of any shape."""
 TRACING = {
-    "recompile_limit": GRAPHS,
-    "accumulated_recompile_limit": 4 * GRAPHS,
+    "recompile_limit": 256,  # blocks share torch's cache of graphs, which holds 8
+    "accumulated_recompile_limit": 1024,
     "force_parameter_static_shapes": False,  # one graph for all GroupNorms, whose weights differ in length
-    "specialize_float": True,  # their epsilon as a number; as an input it would be in float64
+    "specialize_float": True,  # their epsilon is a number; as an input of the graph it would be in float64
 }
 """Settings of torch's tracer."""
 
@@ -63,13 +64,13 @@ def compile_network(
     whole: Any = network  # torch's types leave memory_format out
     use_channel_norms(network)
     parts, done = [network] if glimpse is None else _regions(network, glimpse), list[nn.Module]()
-    norms = _norms_outside(network, parts)
     whole.to(memory_format=torch.channels_last)
     try:
-        for part in (*parts, *norms):
-            part.compile(backend=backend, dynamic=part in norms)
+        for part in parts:
+            part.compile(backend=backend, dynamic=isinstance(part, ChannelGroupNorm))
             done.append(part)
-        with torch._dynamo.config.patch(TRACING):
+        # Sizes that happen to be equal (a batch of 32, a map of 32 by 32) are no reason for a graph of their own.
+        with torch._dynamo.config.patch(TRACING), shape_settings.patch(use_duck_shape=False):
             probe()
     except torch.OutOfMemoryError:
         raise  # which has nothing to do with compiling
@@ -82,14 +83,8 @@ def compile_network(
     return time.perf_counter() - begun
 
 
-def _norms_outside(network: nn.Module, parts: Sequence[nn.Module]) -> set[nn.Module]:
-    """GroupNorms that no compiled part holds. Eager they copy channels-last maps to and fro."""
-    inside = {module for part in parts for module in part.modules()}
-    return {module for module in set(network.modules()) - inside if isinstance(module, ChannelGroupNorm)}
-
-
 def _regions(network: nn.Module, glimpse: Callable[[], object]) -> list[nn.Module]:
-    """The blocks worth a graph."""
+    """The blocks worth a graph, and GroupNorms outside them."""
     areas: dict[nn.Module, int] = {}
 
     def look(block: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
@@ -103,4 +98,6 @@ def _regions(network: nn.Module, glimpse: Callable[[], object]) -> list[nn.Modul
         for hook in hooks:
             hook.remove()
     largest = max(areas.values(), default=0)
-    return [block for block, share in blocks.items() if areas.get(block, 0) * share >= largest]
+    large = [block for block, share in blocks.items() if areas.get(block, 0) * share >= largest]
+    inside = {part for block in large for part in block.modules() if part is not block}
+    return [block for block in large if block not in inside]
