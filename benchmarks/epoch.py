@@ -6,9 +6,10 @@ in the low-memory mode, and both compiled; then, with less maths, the options of
 the library's own functions (benchmarks/loops.py); ours is timed once more as a whole, by `train.iterate`. The reference
 is timed on the first `--reference-steps` of the steps, and what grows with their number is scaled up.
 
-TFLOP/s are counted, not estimated: forward passes on the meta device; a policy update counts 2 forward passes (nothing
-but LoRA factors has a weight gradient), a critic update 3. The ceiling is a large matrix product in the same dtype in
-the same run. A piece that fails is named and left out; `--out` is written after every piece.
+TFLOP/s are counted, not estimated: forward passes of diffusers' networks on the meta device, also where ours reach the
+same with less (the compiled decoder: `subpixel`); a policy update counts 2 forward passes (nothing but LoRA factors has
+a weight gradient), a critic update 3. The ceiling is a large matrix product in the same dtype in the same run. A piece
+that fails is named and left out; `--out` is written after every piece.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from cgru.backbones.steady import OneShape, compiled_backbone
 from cgru.critic.views import SHRINKS
 from cgru.rl.problem import Sizes
 from cgru.rl.train import iterate
+from cgru.runs import commit_of
 
 REFERENCE, EAGER, LOW = "reference", "ours", "low memory"
 COMPILED, FAST, LOW_COMPILED = "ours compiled", "fast compiled", "low memory compiled"
@@ -232,6 +234,7 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
     device = pick_device(options.device)
     return {
         "date": date.today().isoformat(),
+        "commit": commit_of(Path(__file__)),
         "model": f"{SD15}{' (tiny)' if options.tiny else ''}",
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU",
         "torch": str(torch.__version__),

@@ -242,7 +242,7 @@ def test_a_full_disk_leaves_no_half_made_run(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_commit_is_told_for_tracked_files_only(tmp_path: Path) -> None:
+def test_a_commit_is_told_for_tracked_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         return subprocess.run(
@@ -250,6 +250,9 @@ def test_a_commit_is_told_for_tracked_files_only(tmp_path: Path) -> None:
         ).stdout.strip()
 
     (tmp_path / "code.py").write_text("1")
+    monkeypatch.setenv("CGRU_COMMIT", "abc")
+    assert commit_of(tmp_path / "code.py") == "abc"  # a copy, of which someone says what it is
+    monkeypatch.delenv("CGRU_COMMIT")
     assert commit_of(tmp_path / "code.py") is None  # no repository
     git("init", "-q")
     assert commit_of(tmp_path / "code.py") is None  # not tracked: installed inside someone's repository

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import platform
 import shlex
 import subprocess
@@ -139,8 +138,7 @@ def _provenance(device: str) -> Table:
 
     picked = pick_device(device)
     name = torch.cuda.get_device_name(picked) if picked.type == "cuda" else f"{picked.type}, {platform.machine()}"
-    # A copy of the working tree on a borrowed machine has no .git, so whoever copied it says what it is.
-    commit = cgru.runs.commit_of(Path(cgru.runs.__file__)) or os.environ.get("CGRU_COMMIT")
+    commit = cgru.runs.commit_of(Path(cgru.runs.__file__))
     return {"commit": commit, "device": name, "libraries": {name: version(name) for name in LIBRARIES}}
 
 

@@ -297,18 +297,20 @@ def _facts(config: RunConfig) -> dict[str, Any]:
 
 
 def commit_of(file: Path) -> str | None:
-    """The commit of the checkout that tracks a source file, "-dirty" behind it if files were changed; else None.
+    """The commit of the checkout that tracks a source file, "-dirty" behind it if files were changed.
 
-    A package installed inside someone's own repository is not tracked there, so it gets no commit of theirs.
+    A package installed inside someone's own repository is not tracked there, so it gets no commit of theirs. A copy
+    without git, as on a borrowed machine, has the one that the environment variable CGRU_COMMIT names, if any.
     """
+    said = os.environ.get("CGRU_COMMIT")
     git = ["git", "--no-optional-locks", "-C", str(file.parent)]
     tracked = ["ls-files", "--error-unmatch", file.name]
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answers = [subprocess.run([*git, *ask], capture_output=True, timeout=10) for ask in (tracked, describe)]
     except (OSError, subprocess.TimeoutExpired):  # no git on this machine, or a checkout too slow to ask
-        return None
-    return answers[1].stdout.decode().strip() if not any(answer.returncode for answer in answers) else None
+        return said
+    return said if any(answer.returncode for answer in answers) else answers[1].stdout.decode().strip()
 
 
 def _version(name: str) -> str | None:

@@ -14,7 +14,6 @@ import torch
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
-from torch.fx.experimental import _config
 
 from cgru.backbones.base import Backbone, one_line
 from cgru.backbones.groupnorm import ChannelGroupNorm, use_channel_norms
@@ -22,12 +21,11 @@ from cgru.backbones.groupnorm import ChannelGroupNorm, use_channel_norms
 logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Any]
-shape_settings: Any = _config  # torch adds `patch` to it when it is imported, which no type shows
 LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1, ChannelGroupNorm: 32}
 """What is compiled by itself, and how many times smaller than the largest its map may be: nearly all of a UNet's work.
-Each shape of a block costs 4 to 12 seconds of compilation, so residual blocks on smaller maps, each of a shape of its
+Each shape of a block costs 6 to 12 seconds of compilation, so residual blocks on smaller maps, each of a shape of its
 own, are left alone but for their GroupNorms. Those copy channels-last maps to and fro where they are not compiled, and
-share one graph of any shape."""
+share graphs that take any shape. The smallest maps hold too little for either."""
 TRACING = {
     "recompile_limit": 256,  # blocks share torch's cache of graphs, which holds 8
     "accumulated_recompile_limit": 1024,
@@ -69,8 +67,9 @@ def compile_network(
         for part in parts:
             part.compile(backend=backend, dynamic=isinstance(part, ChannelGroupNorm))
             done.append(part)
+        shapes: Any = torch.fx.experimental._config  # its `patch` is added on import, which no type shows
         # Sizes that happen to be equal (a batch of 32, a map of 32 by 32) are no reason for a graph of their own.
-        with torch._dynamo.config.patch(TRACING), shape_settings.patch(use_duck_shape=False):
+        with torch._dynamo.config.patch(TRACING), shapes.patch(use_duck_shape=False):
             probe()
     except torch.OutOfMemoryError:
         raise  # which has nothing to do with compiling
@@ -88,7 +87,7 @@ def _regions(network: nn.Module, glimpse: Callable[[], object]) -> list[nn.Modul
     areas: dict[nn.Module, int] = {}
 
     def look(block: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        areas[block] = inputs[0].shape[-2:].numel()
+        areas[block] = inputs[0].shape[2:].numel()
 
     blocks = {part: LEAST_MAP[type(part)] for part in network.modules() if type(part) in LEAST_MAP}
     hooks = [block.register_forward_hook(look) for block in blocks]

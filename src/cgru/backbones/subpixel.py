@@ -2,7 +2,7 @@
 
 Upsampling repeats each pixel, so under a 3 × 3 kernel lie only 2 × 2 different ones. Which of its weights fall on the
 same pixel depends on where in its 2 × 2 block an output pixel lies; added up, they are four kernels of 2 × 2. That is
-4/9 of the arithmetic, and the large map is written once instead of twice. The maths is equal, its rounding is not.
+4/9 of the arithmetic. The maths is equal, its rounding is not. Only compiled: op by op the rearranging costs its gain.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 
 class SubpixelUpsample2D(Upsample2D):
-    """diffusers' `Upsample2D`, sharing its convolution; names and weights are the original's."""
+    """diffusers' `Upsample2D`, which it stays where nothing is compiled; names and weights are the original's."""
 
     @staticmethod
     def of(original: Upsample2D) -> "SubpixelUpsample2D":
@@ -34,11 +34,15 @@ class SubpixelUpsample2D(Upsample2D):
         **kwargs: Any,  # noqa: ANN401
     ) -> Float[Tensor, "n d high wide"]:
         """Return what Upsample2D returns, but for rounding; another size than twice the map's is left to it."""
-        if output_size is not None:
-            found: Tensor = super().forward(hidden_states, output_size, *args, **kwargs)
-            return found
+        if output_size is None and torch.compiler.is_compiling():
+            return self.on_small_map(hidden_states)
+        found: Tensor = super().forward(hidden_states, output_size, *args, **kwargs)
+        return found
+
+    def on_small_map(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d high wide"]:
+        """The same in one convolution."""
         # The bias after the rearranging: before it, compilers would write the map once more.
-        found = interleaved(functional.conv2d(hidden_states, phases(self.conv.weight), padding=1))
+        found = interleaved(functional.conv2d(x, phases(self.conv.weight), padding=1))
         return found if self.conv.bias is None else found + self.conv.bias[:, None, None]
 
 
@@ -75,7 +79,7 @@ def _is_ordinary(module: Upsample2D) -> bool:
         and not module.use_conv_transpose
         and module.interpolate
         and module.norm is None
-        and isinstance(conv, nn.Conv2d)
-        and (conv.kernel_size, conv.stride, conv.padding) == ((3, 3), (1, 1), (1, 1))
+        and type(conv) is nn.Conv2d
+        and (conv.kernel_size, conv.stride, conv.padding, conv.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
         and (conv.groups, conv.padding_mode) == (1, "zeros")
     )

@@ -317,8 +317,7 @@ def _provenance(device: str) -> Record:
     name = torch.cuda.get_device_name(picked) if picked.type == "cuda" else f"{picked.type}, {platform.machine()}"
     return {
         "device": name,
-        # A copy of the tree on a borrowed machine has no .git, so whoever copied it says what it is.
-        "commit": commit_of(Path(__file__)) or os.environ.get("CGRU_COMMIT"),
+        "commit": commit_of(Path(__file__)),
         "versions": {name: version(name) for name in LIBRARIES},
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
