@@ -133,7 +133,7 @@ def test_one_compilation_serves_rollouts_and_updates_alike(tiny: StableDiffusion
     torch.testing.assert_close(now, steps.log_prob, atol=1e-6, rtol=0)
     found = gradient(steady, 3)
     assert float((found - expected).norm() / expected.norm()) < 1e-5
-    half = replace(steady, batch=1)  # as after memory ran out: blocks run as they are, GroupNorms outside them do not
+    half = replace(steady, batch=1, one_graph=False)  # as after memory ran out: no graph fits any more
     with no_recompiles():
         now = half.predict(*inputs(tiny, 3), cond, guidance=3.0)
         with torch.no_grad():

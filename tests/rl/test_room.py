@@ -143,8 +143,8 @@ def test_parts_of_one_shape_follow(sd_folder: Path, caplog: pytest.LogCaptureFix
         trained(problem, learner, told.append)
     (now,) = told
     assert isinstance(now.backbone, OneShape) and (now.backbone.batch, now.backbone.decode_batch) == (2, 4)
-    assert now.backbone.one_graph
-    assert "compiled blocks do not fit that" in caplog.records[0].message
+    assert not now.backbone.one_graph  # no graph fits
+    assert "compiled graphs do not fit that" in caplog.records[0].message
 
 
 @pytest.mark.parametrize(

@@ -21,18 +21,13 @@ from cgru.backbones.groupnorm import ChannelGroupNorm, use_channel_norms
 logger = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Any]
-LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1, ChannelGroupNorm: 32}
+LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1, ChannelGroupNorm: 4}
 """What is compiled by itself, and how many times smaller than the largest its map may be: nearly all of a UNet's work.
 Each shape of a block costs 6 to 12 seconds of compilation, so residual blocks on smaller maps, each of a shape of its
-own, are left alone but for their GroupNorms. Those copy channels-last maps to and fro where they are not compiled, and
-share graphs that take any shape. The smallest maps hold too little for either."""
-TRACING = {
-    "recompile_limit": 256,  # blocks share torch's cache of graphs, which holds 8
-    "accumulated_recompile_limit": 1024,
-    "force_parameter_static_shapes": False,  # one graph for all GroupNorms, whose weights differ in length
-    "specialize_float": True,  # their epsilon is a number; as an input of the graph it would be in float64
-}
-"""Settings of torch's tracer."""
+own, are left alone but for their GroupNorms: those copy channels-last maps to and fro where they are not compiled, and
+are sooner compiled than a block. The smallest maps hold too little for either."""
+GRAPHS = 256
+"""Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
 
 
 def compile_denoiser(backbone: Backbone, probe: Callable[[], object], *, backend: Backend = "inductor") -> float | None:
@@ -65,11 +60,9 @@ def compile_network(
     whole.to(memory_format=torch.channels_last)
     try:
         for part in parts:
-            part.compile(backend=backend, dynamic=isinstance(part, ChannelGroupNorm))
+            part.compile(backend=backend, dynamic=False)
             done.append(part)
-        shapes: Any = torch.fx.experimental._config  # its `patch` is added on import, which no type shows
-        # Sizes that happen to be equal (a batch of 32, a map of 32 by 32) are no reason for a graph of their own.
-        with torch._dynamo.config.patch(TRACING), shapes.patch(use_duck_shape=False):
+        with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
             probe()
     except torch.OutOfMemoryError:
         raise  # which has nothing to do with compiling

@@ -59,7 +59,7 @@ class Room:
             reason,
             _words(now, of),
             _words(before, of),
-            "; compiled blocks do not fit that and run as they are until the run is resumed" if is_compiled else "",
+            "; compiled graphs do not fit that and are not used until the run is resumed" if is_compiled else "",
         )
         self.after_halving(self.problem)
 
@@ -68,8 +68,9 @@ def halved(problem: Problem, of: Batches) -> Problem:
     """The problem in half the batches: of pairs rollouts too, which in half precision round alike in equal batches."""
     sizes, backbone = problem.sizes.halved(of), problem.backbone
     if isinstance(backbone, OneShape):
-        # Still as if for an update: of compiled networks the blocks fit no other batch, but the GroupNorms do.
-        backbone = replace(backbone, batch=sizes.update, decode_batch=sizes.decode)
+        # No graph fits smaller pairs, so there is none to be shared by rollouts and updates either.
+        one_graph = backbone.one_graph and of != "pairs"
+        backbone = replace(backbone, batch=sizes.update, decode_batch=sizes.decode, one_graph=one_graph)
     return replace(problem, sizes=sizes, backbone=backbone)
 
 
