@@ -15,6 +15,7 @@ from cgru.backbones.adapter import attach
 from cgru.backbones.compiled import Backend
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 from cgru.backbones.steady import OneShape, compiled_backbone, no_recompiles, steady_backbone
+from cgru.backbones.subpixel import SubpixelUpsample2D
 from cgru.mdp.rollout import rescore, rollout
 
 PROMPTS = ["a dog", "trees", "two cats", "a red house", "the sea"]
@@ -121,6 +122,7 @@ def test_one_compilation_serves_rollouts_and_updates_alike(tiny: StableDiffusion
         tiny, batch=2, decode_batch=2, guidance=3.0, regional=regional, backend="aot_eager"
     )  # aot_eager: traced and split as for Inductor, but run op by op
     assert isinstance(steady, OneShape) and steady.one_graph
+    assert any(isinstance(part, SubpixelUpsample2D) for part in tiny.decoder.modules())
     graphs = counters["stats"]["unique_graphs"]
     assert graphs > 0
     with no_recompiles():

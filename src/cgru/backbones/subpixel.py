@@ -2,7 +2,7 @@
 
 Upsampling repeats each pixel, so under a 3 × 3 kernel lie only 2 × 2 different ones. Which of its weights fall on the
 same pixel depends on where in its 2 × 2 block an output pixel lies; added up, they are four kernels of 2 × 2. That is
-4/9 of the arithmetic. The maths is equal, its rounding is not. Only compiled: op by op the rearranging costs its gain.
+4/9 of the arithmetic. The maths is equal, its rounding is not. Only compiled, so that other runs keep theirs.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
