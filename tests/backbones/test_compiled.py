@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from cgru.backbones.adapter import attach, detach
-from cgru.backbones.compiled import compile_denoiser
+from cgru.backbones.compiled import compile_denoiser, compile_network
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 from cgru.mdp.rollout import sample
 
@@ -68,3 +68,14 @@ def test_where_it_fails_the_denoiser_stays_as_it_was(
     assert [record.name for record in caplog.records] == ["cgru.backbones.compiled"]
     assert "runs as it is" in caplog.text
     assert torch.equal(latents(tiny), before)
+
+
+@pytest.mark.filterwarnings("default")  # of torch about itself
+def test_inductor_is_told_to_time_no_forms_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option is one that torch knows, and other backends, which know none, get none."""
+    told = {}
+    monkeypatch.setattr(nn.Module, "compile", lambda part, *, backend, options, **rest: told.update({backend: options}))
+    for backend in ("inductor", "aot_eager"):
+        compile_network(nn.Identity(), lambda: None, what="nothing", backend=backend)
+    assert told == {"inductor": {"triton.autotune_pointwise": False}, "aot_eager": None}
+    torch.compile(nn.Identity(), options=told["inductor"])  # refuses what it does not know

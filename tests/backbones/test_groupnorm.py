@@ -59,25 +59,26 @@ def test_where_nothing_is_compiled_it_is_torchs() -> None:
 
 
 class Norms(nn.Module):
-    """Norms outside any block, of other widths and on other maps, as in a UNet; two are alike."""
+    """Norms outside any block, on other maps and of other widths, as in a UNet."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: list[tuple[int, int]]) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([norm(width) for width in (12, 12, 24, 48)])
+        self.kinds = kinds
+        self.norms = nn.ModuleList([norm(12 * wider) for _, wider in kinds])
 
     def forward(self, x: Tensor) -> Tensor:
         found = torch.zeros(())
-        for layer, times in zip(self.norms, (1, 1, 2, 4), strict=True):
-            smaller = x[..., ::times, ::times].repeat(1, times, 1, 1)
-            found = found + layer(smaller.contiguous(memory_format=torch.channels_last)).sin().sum()
+        for layer, (smaller, wider) in zip(self.norms, self.kinds, strict=True):
+            part = x[..., ::smaller, ::smaller].repeat(1, wider, 1, 1)
+            found = found + layer(part.contiguous(memory_format=torch.channels_last)).sin().sum()
         return found
 
 
 @pytest.mark.filterwarnings("default")  # torch warns while tracing; as errors these are failures to compile
-def test_norms_outside_blocks_have_a_graph_for_each_large_shape() -> None:
-    """Of 16 × 16 and 8 × 8, a quarter of it; not of 4 × 4."""
+def test_norms_outside_blocks_have_a_graph_for_each_large_shape_of_several() -> None:
+    """Of 16 × 16 and 8 × 8, a quarter of it; not of 4 × 4, nor of shapes that come once."""
     torch.compiler.reset()
-    network, pulls = Norms(), []
+    network, pulls = Norms([(1, 1), (1, 1), (2, 2), (2, 2), (4, 4), (4, 4), (1, 3), (2, 1)]), []
     x = maps(2, 12, 16, 16).requires_grad_()
 
     def update() -> None:

@@ -7,6 +7,7 @@ a LoRA put on or taken off, costs another compilation of a minute or so: call it
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +25,10 @@ Backend = str | Callable[..., Any]
 LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1, ChannelGroupNorm: 4}
 """What is compiled by itself, and how many times smaller than the largest its map may be: nearly all of a UNet's work.
 Each shape of a block costs 6 to 12 seconds of compilation, so residual blocks on smaller maps, each of a shape of its
-own, are left alone but for their GroupNorms: those copy channels-last maps to and fro where they are not compiled, and
-are sooner compiled than a block. The smallest maps hold too little for either."""
+own, are left alone but for their GroupNorms: those copy channels-last maps to and fro where they are not compiled. A
+norm is compiled in 2 or 3 seconds, which pays if several are of one shape. The smallest maps hold too little."""
+INDUCTOR = {"triton.autotune_pointwise": False}
+"""Of each of some 200 elementwise kernels Inductor would compile and time two forms, 15 of 107 seconds on an H200."""
 GRAPHS = 256
 """Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
 
@@ -57,10 +60,11 @@ def compile_network(
     whole: Any = network  # torch's types leave memory_format out
     use_channel_norms(network)
     parts, done = [network] if glimpse is None else _regions(network, glimpse), list[nn.Module]()
+    options = INDUCTOR if backend == "inductor" else None
     whole.to(memory_format=torch.channels_last)
     try:
         for part in parts:
-            part.compile(backend=backend, dynamic=False)
+            part.compile(backend=backend, dynamic=False, options=options)
             done.append(part)
         with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
             probe()
@@ -77,19 +81,23 @@ def compile_network(
 
 def _regions(network: nn.Module, glimpse: Callable[[], object]) -> list[nn.Module]:
     """The blocks worth a graph, and GroupNorms outside them."""
-    areas: dict[nn.Module, int] = {}
+    maps: dict[nn.Module, torch.Size] = {}
 
     def look(block: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        areas[block] = inputs[0].shape[2:].numel()
+        maps[block] = inputs[0].shape
 
-    blocks = {part: LEAST_MAP[type(part)] for part in network.modules() if type(part) in LEAST_MAP}
-    hooks = [block.register_forward_hook(look) for block in blocks]
+    candidates = {part: LEAST_MAP[type(part)] for part in network.modules() if type(part) in LEAST_MAP}
+    hooks = [part.register_forward_hook(look) for part in candidates]
     try:
         glimpse()
     finally:
         for hook in hooks:
             hook.remove()
+    areas = {part: shape[2:].numel() for part, shape in maps.items()}
     largest = max(areas.values(), default=0)
-    large = [block for block, share in blocks.items() if areas.get(block, 0) * share >= largest]
-    inside = {part for block in large for part in block.modules() if part is not block}
-    return [block for block in large if block not in inside]
+    large = [part for part, share in candidates.items() if areas.get(part, 0) * share >= largest]
+    blocks = [part for part in large if not isinstance(part, ChannelGroupNorm)]
+    inside = {part for block in blocks for part in block.modules()}
+    norms = [part for part in large if part not in inside]
+    uses = Counter(maps[norm] for norm in norms)
+    return blocks + [norm for norm in norms if uses[maps[norm]] > 1]
