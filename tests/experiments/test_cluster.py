@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cgru.experiments.cells import Cell
-from cgru.experiments.cluster import Share, check_share, connect, dispatch, explain, fit_share
-from cgru.experiments.work import Record, carry_out
+from cgru.experiments.cluster import RayPool, Share, check_share, connect, dispatch, explain, fit_share
+from cgru.experiments.work import Order, Record, carry_out
 
 NODES = [{"CPU": 2.0}, {"CPU": 8.0, "GPU": 2.0}]
 
@@ -216,3 +216,20 @@ def test_a_task_that_ray_could_not_begin_is_not_called_lost() -> None:
     begun = RayTaskError("at_node", text, ModuleNotFoundError("No module named 'own'"))
     assert explain(begun) == "failed before it began (ModuleNotFoundError: No module named 'own')"
     assert explain(WorkerCrashedError()).startswith("its worker was lost (The worker died unexpectedly")
+
+
+@needs_ray
+def test_a_cluster_that_is_lost_in_mid_sweep_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import ray
+
+    def gone(*_: object, **__: object) -> None:
+        raise ray.exceptions.RaySystemError("the head node is gone\nmany lines more")
+
+    pool = RayPool(Order(tmp_path, "cpu", None), Share(cpus=1, gpus=0))
+    monkeypatch.setattr(ray, "wait", gone)
+    with pytest.raises(
+        ConnectionError, match=r"^the Ray cluster was lost \(.*the head node is gone\); what is finished"
+    ):
+        pool.finished([object()], 0.1)
