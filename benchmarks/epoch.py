@@ -2,9 +2,10 @@
 
 Loops with the same maths, one after the other in one process: a reference as DDPO implementations write it (sampling in
 fours, one backward pass per timestep on two samples, decoding in fours, eager, the LoRA as peft makes it), ours, ours
-in the low-memory mode, and both compiled; then, with less maths, the options of the preset `fast`, compiled. All are
-the library's own functions (benchmarks/loops.py); ours is timed once more as a whole, by `train.iterate`. The reference
-is timed on the first `--reference-steps` of the steps, and what grows with their number is scaled up.
+in the low-memory mode, where torch may have no more memory than on a card of 12 GB, and both compiled; and, with less
+maths, the options of the preset `fast`, compiled. All are the library's own functions (benchmarks/loops.py); ours is
+timed once more as a whole, by `train.iterate`. The reference is timed on the first `--reference-steps` of the steps,
+and what grows with their number is scaled up.
 
 TFLOP/s are counted, not estimated: forward passes of diffusers' networks on the meta device, also where ours reach the
 same with less (the compiled decoder: `subpixel`); a policy update counts 2 forward passes (nothing but LoRA factors has
@@ -21,7 +22,8 @@ import logging
 import platform
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -30,14 +32,15 @@ from typing import Any
 import torch
 from arithmetic import ceiling, counted
 from loops import FINAL, FIT, PARTS, POLICY, REWARD, SAMPLING, STATES, VALUES, Clock, Loop
-from paper_loop import build, fast_settings, peft_lora, shortened, steadied
-from same_maths import agreement, first_ratio, waits
+from paper_loop import build, fast_settings, peft_lora, settings, shortened, steadied
+from same_maths import agreement, compiled_agreement, first_ratio, waits
 from sd15 import SD15
 from torch._dynamo.utils import counters
 
 from cgru.backbones.base import exact_float32, pick_device
-from cgru.backbones.steady import OneShape, compiled_backbone
+from cgru.backbones.steady import OneShape, compiled_backbone, no_recompiles
 from cgru.critic.views import SHRINKS
+from cgru.pipeline.sizes import LOW_TOTAL
 from cgru.rl.problem import Sizes
 from cgru.rl.train import iterate
 from cgru.runs import commit_of
@@ -79,6 +82,12 @@ class Report:
         """A line with the seconds since the start."""
         print(f"[{time.perf_counter() - self.begun:6.1f} s] {words}", flush=True)
 
+    def tell(self, name: str, facts: dict[str, Any]) -> None:
+        """Keep what compiling took, and say it."""
+        self.say(f"{name} in {facts['compile_seconds']:.0f} s, {facts['graphs']} graphs")
+        self.table[name] = dict(facts)
+        self.save()
+
     def save(self) -> None:
         """Write the JSON file, if one is wanted."""
         if self.path is not None:
@@ -100,6 +109,7 @@ def timed(loop: Loop, *, of_steps: int, whole: bool) -> dict[str, Any]:
         "sizes": asdict(loop.problem.sizes),
         "seconds": {part: clock.spent[part].seconds * (of_steps / steps if part in GROWING else 1.0) for part in PARTS},
         "peak_gib": {part: clock.spent[part].peak / 2**30 for part in PARTS},
+        "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_available() else 0.0,
         "graphs_compiled_while_timed": _graphs() - graphs,
         **first_ratio(updates[0]),
     }
@@ -129,44 +139,86 @@ def eager(options: argparse.Namespace) -> dict[str, Any]:
 
 def low(options: argparse.Namespace) -> dict[str, Any]:
     """Ours with `memory=low`, not compiled."""
-    return timed(steadied(build(options, "memory=low")), of_steps=options.steps, whole=False)
+    with capped(options):
+        return timed(steadied(build(options, "memory=low")), of_steps=options.steps, whole=False)
 
 
-def compiled(options: argparse.Namespace, report: Report, *changes: str) -> dict[str, Any]:
-    """Ours with `compile=true`, or with the whole denoiser compiled; without changes also `fast`."""
-    loop, has_fast = build(options, "compile=true", *changes), options.fast and not changes
-    problem, begun, before = loop.problem, time.perf_counter(), _graphs()
-    fast = compiled_backbone(
+def low_compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Ours with `memory=low`, compiled."""
+    with capped(options):
+        loop, facts = compiled_loop(options, "compile=true", "memory=low")
+        report.tell("compilation memory=low", facts)
+        return timed(loop, of_steps=options.steps, whole=options.whole) | facts
+
+
+@contextmanager
+def capped(options: argparse.Namespace) -> Iterator[None]:
+    """No more memory than torch would have on a card of 12 GB; more is an error."""
+    device = pick_device(options.device)
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_per_process_memory_fraction(LOW_TOTAL / torch.cuda.get_device_properties(device).total_memory)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def compiled(options: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Ours with `compile=true`, or with the whole denoiser compiled; `fast` first, with the graphs that it has."""
+    shrink = SHRINKS[fast_settings(settings(options)).critic.decode] if options.fast else 1
+    loop, facts = compiled_loop(options, "compile=true", shrink=shrink)
+    if options.fast:
+        facts["fast_compile_seconds"] = facts["compile_seconds"]
+        if not options.only_compile:
+            report.attempt(FAST, lambda: compiled_fast(options, loop))
+        facts["decoder_seconds"] = first_decode(loop)
+        facts["compile_seconds"] = facts["denoiser_seconds"] + facts["decoder_seconds"]
+    report.tell("compilation", facts)
+    if options.only_compile:
+        return {}
+    if options.agreement:
+        with no_recompiles():
+            report.attempt("agreement compiled", lambda: compiled_agreement(options, loop))
+        gc.collect()
+    return timed(loop, of_steps=options.steps, whole=options.whole) | facts
+
+
+def compiled_loop(options: argparse.Namespace, *changes: str, shrink: int = 1) -> tuple[Loop, dict[str, Any]]:
+    """A loop as runs compile it, and what that took."""
+    loop, before = build(options, *changes), _graphs()
+    problem = loop.problem
+    backbone = compiled_backbone(
         problem.backbone,
         batch=problem.sizes.update,
         decode_batch=problem.sizes.decode,
         guidance=problem.config.sampling.guidance,
+        shrink=shrink,
         regional=options.compile == "blocks",
         backend=options.backend,
     )
-    facts = {"what": options.compile, "compile_seconds": time.perf_counter() - begun, "graphs": _graphs() - before}
-    report.say(f"compiled ({options.compile}) in {facts['compile_seconds']:.0f} s, {facts['graphs']} graphs")
-    report.table[" ".join(["compilation", *changes])] = facts
-    report.save()
-    if options.only_compile:
-        return {}
-    if not (isinstance(fast, OneShape) and fast.one_graph):
+    if not (isinstance(backbone, OneShape) and backbone.one_graph):
         raise RuntimeError("nothing was compiled; the warning above says why")
-    fast = replace(fast, one_graph=not options.inference_graph)
-    loop = replace(loop, problem=replace(problem, backbone=fast))
-    if has_fast:
-        facts["fast_decode_seconds"] = small_decodes(loop)
-        report.attempt(FAST, lambda: timed(faster(loop), of_steps=options.steps, whole=options.whole))
-    return timed(loop, of_steps=options.steps, whole=options.whole) | facts
+    spent = backbone.compile_seconds
+    facts = {"what": options.compile, "compile_seconds": sum(spent.values()), "graphs": _graphs() - before}
+    backbone = replace(backbone, one_graph=not options.inference_graph)
+    facts |= {f"{network}_seconds": seconds for network, seconds in spent.items()}
+    return replace(loop, problem=replace(problem, backbone=backbone)), facts
 
 
-def small_decodes(loop: Loop) -> float:
-    """Seconds that a run of `fast` compiles longer: it decodes small pictures, too."""
+def first_decode(loop: Loop) -> float:
+    """Seconds until whole pictures are decoded by a graph of their own, which a run of `fast` does without."""
     model, begun = loop.problem.backbone, time.perf_counter()
-    times = SHRINKS[fast_settings(loop.problem.config).critic.decode]
     with torch.no_grad():
-        model.decode(torch.zeros((1, *model.latent_shape), device=model.device)[..., ::times, ::times])
+        model.decode(torch.zeros((1, *model.latent_shape), device=model.device))
     return time.perf_counter() - begun
+
+
+def compiled_fast(options: argparse.Namespace, loop: Loop) -> dict[str, Any]:
+    """The preset `fast`, where whole pictures are decoded as they are."""
+    with no_recompiles():
+        return timed(faster(loop), of_steps=options.steps, whole=options.whole)
 
 
 def faster(loop: Loop) -> Loop:
@@ -255,7 +307,7 @@ def pieces(options: argparse.Namespace, report: Report) -> dict[str, Callable[[]
         "agreement": (options.agreement, lambda: agreement(options)),
         "waits": (options.agreement, lambda: waits(options)),
         COMPILED: (options.compile != "none", lambda: compiled(options, report)),
-        LOW_COMPILED: (options.low_compiled, lambda: compiled(options, report, "memory=low")),
+        LOW_COMPILED: (options.low_compiled, lambda: low_compiled(options, report)),
     }
     return {name: work for name, (is_wanted, work) in chosen.items() if is_wanted}
 
@@ -309,7 +361,7 @@ def main() -> None:
     report.table["rows"] = rows(report.table)
     report.save()
     show(report.table)
-    for name in ("compilation", "compilation memory=low", "agreement", "waits", "failures"):
+    for name in ("compilation", "compilation memory=low", "agreement", "agreement compiled", "waits", "failures"):
         if report.table.get(name):
             print(f"{name}: {json.dumps(report.table[name])}")
 

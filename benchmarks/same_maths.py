@@ -34,16 +34,29 @@ def first_ratio(update: Update) -> dict[str, float]:
 
 def agreement(options: argparse.Namespace) -> dict[str, Any]:
     """Relative error between policy gradients on the same pairs: ours, the reference's micro-batches, and float32."""
-    loop, usual, found = steadied(build(options)), build(options, lora=peft_lora), {}
+    loop = steadied(build(options))
+    usual = _with_lora_of(loop, options)
+    guided = loop.problem.config.sampling.guidance
+    return {f"guidance {guidance:g}": _agreement(options, loop, usual, guidance) for guidance in (guided, 1.0)}
+
+
+def compiled_agreement(options: argparse.Namespace, loop: Loop) -> dict[str, Any]:
+    """The same for a compiled loop, with the guidance that its graphs are made for."""
+    guidance = loop.problem.config.sampling.guidance
+    return {f"guidance {guidance:g}": _agreement(options, loop, _with_lora_of(loop, options), guidance)}
+
+
+def _with_lora_of(loop: Loop, options: argparse.Namespace) -> Loop:
+    """The reference with the weights of a loop; those of the model are drawn alike."""
+    usual = build(options, lora=peft_lora)
     for theirs, own in zip(usual.learner.parameters.values(), loop.learner.parameters.values(), strict=True):
         theirs.data.copy_(own.data)
-    for guidance in (loop.problem.config.sampling.guidance, 1.0):
-        free = ("policy.trajectories=2", "policy.clip=10", "policy.gradient_norm=1e9", f"sampling.guidance={guidance}")
-        found[f"guidance {guidance:g}"] = _agreement(*(shortened(each, options.steps, *free) for each in (loop, usual)))
-    return found
+    return usual
 
 
-def _agreement(loop: Loop, plain: Loop) -> dict[str, Any]:
+def _agreement(options: argparse.Namespace, loop: Loop, plain: Loop, guidance: float) -> dict[str, Any]:
+    free = ("policy.trajectories=2", "policy.clip=10", "policy.gradient_norm=1e9", f"sampling.guidance={guidance}")
+    loop, plain = (shortened(each, options.steps, *free) for each in (loop, plain))
     ours = loop.problem
     batch = collect(ours, 0, forget=2)
     draw = torch.Generator().manual_seed(0)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from cgru.backbones import compiled, steady
 from cgru.backbones.adapter import attach, detach
-from cgru.backbones.compiled import compile_denoiser, compile_network
+from cgru.backbones.compiled import Backend, compile_denoiser, compile_network
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 from cgru.mdp.rollout import sample
 
@@ -70,12 +71,60 @@ def test_where_it_fails_the_denoiser_stays_as_it_was(
     assert torch.equal(latents(tiny), before)
 
 
-@pytest.mark.filterwarnings("default")  # of torch about itself
-def test_inductor_is_told_to_time_no_forms_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option is one that torch knows, and other backends, which know none, get none."""
-    told = {}
-    monkeypatch.setattr(nn.Module, "compile", lambda part, *, backend, options, **rest: told.update({backend: options}))
-    for backend in ("inductor", "aot_eager"):
-        compile_network(nn.Identity(), lambda: None, what="nothing", backend=backend)
-    assert told == {"inductor": {"triton.autotune_pointwise": False}, "aot_eager": None}
-    torch.compile(nn.Identity(), options=told["inductor"])  # refuses what it does not know
+Told = list[tuple[nn.Module, Backend, dict[str, bool] | None]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What is compiled, by which backend, with which options; none of it is done."""
+    found: Told = []
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda part, *, backend, options, **_: found.append((part, backend, options))
+    )
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
+def test_only_inductor_has_options_and_only_those_that_torch_knows(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = nn.Identity()
+    monkeypatch.setitem(compiled.INDUCTOR, "triton.no_such_option", True)
+    for backend in ("inductor", "aot_eager", broken_backend):
+        compile_network(network, lambda: None, what="nothing", backend=backend)
+    assert [options for _, _, options in told] == [{"triton.autotune_pointwise": False}, None, None]
+    torch.compile(network, options=told[0][2])  # refuses what it does not know
+    with pytest.raises(RuntimeError, match="no_such_option"):
+        torch.compile(network, options=compiled.INDUCTOR)
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_a_network_without_blocks_of_ours_is_compiled_as_a_whole(told: Told, has_norm: bool) -> None:
+    """Nothing that is known, or a norm that shares its shape with none."""
+    network = nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4) if has_norm else nn.ReLU())
+    assert (
+        compile_network(network, lambda: None, what="it", glimpse=lambda: network(torch.ones(1, 4, 8, 8))) is not None
+    )
+    assert [part for part, _, _ in told] == [network]
+
+
+def test_blocks_that_are_never_called_are_left_alone(told: Told) -> None:
+    network = nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(2, 4)])
+    assert compile_network(network, lambda: None, what="it", glimpse=lambda: None) is not None
+    assert [part for part, _, _ in told] == [network]
+
+
+def test_the_look_at_one_sample_leaves_cudnns_attention_out(
+    tiny: StableDiffusion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It plans each new shape, which takes seconds at full size."""
+    allowed = []
+
+    def look(network: nn.Module, probe: object, *, glimpse: Callable[[], object] | None = None, **_: object) -> None:
+        if glimpse is not None:
+            hook = network.register_forward_pre_hook(lambda *_: allowed.append(torch.backends.cuda.cudnn_sdp_enabled()))
+            glimpse()
+            hook.remove()
+
+    monkeypatch.setattr(steady, "compile_network", look)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    steady.compiled_backbone(tiny, batch=2, decode_batch=2, guidance=3.0)
+    assert allowed == [False] and before and torch.backends.cuda.cudnn_sdp_enabled()

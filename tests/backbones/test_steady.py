@@ -141,3 +141,24 @@ def test_one_compilation_serves_rollouts_and_updates_alike(tiny: StableDiffusion
         with torch.no_grad():
             assert torch.equal(half.predict(*inputs(tiny, 3), cond, guidance=3.0), now)
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.slow
+def test_the_decoder_of_a_critic_that_sees_small_pictures_has_a_graph_for_these_alone(tiny: StableDiffusion) -> None:
+    torch.compiler.reset()
+    plain = copy.deepcopy(tiny)
+    steady = compiled_backbone(tiny, batch=2, decode_batch=2, guidance=3.0, shrink=2, backend="aot_eager")
+    assert isinstance(steady, OneShape) and set(steady.compile_seconds) == {"denoiser", "decoder"}
+    x = torch.randn((2, *tiny.latent_shape), generator=torch.Generator().manual_seed(0))
+    graphs = counters["stats"]["unique_graphs"]
+    for latents in (x, x[..., ::2, ::2]):
+        with no_recompiles(), torch.no_grad():
+            found = steady.decode(latents)
+        torch.testing.assert_close(found, plain.decode(latents), atol=1e-5, rtol=0)
+        assert counters["stats"]["unique_graphs"] == graphs
+    with torch.no_grad():
+        steady.decode(x[..., ::2, ::2])  # where recompiling is allowed it has its graph
+        assert counters["stats"]["unique_graphs"] == graphs
+        steady.decode(x)
+    assert counters["stats"]["unique_graphs"] == graphs + 1

@@ -26,9 +26,9 @@ LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1, ChannelGroupNorm: 4}
 """What is compiled by itself, and how many times smaller than the largest its map may be: nearly all of a UNet's work.
 Each shape of a block costs 6 to 12 seconds of compilation, so residual blocks on smaller maps, each of a shape of its
 own, are left alone but for their GroupNorms: those copy channels-last maps to and fro where they are not compiled. A
-norm is compiled in 2 or 3 seconds, which pays if several are of one shape. The smallest maps hold too little."""
+norm costs 2 or 3 seconds, too much of a start for shapes that only one has. The smallest maps hold too little."""
 INDUCTOR = {"triton.autotune_pointwise": False}
-"""Inductor would compile two forms of each elementwise kernel and time both. On an H200 that is 7 seconds of timing
+"""Inductor would compile several forms of each elementwise kernel and time them. On an H200 that is 7 seconds of timing
 alone, for updates that are 1 % faster."""
 GRAPHS = 256
 """Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
@@ -55,13 +55,14 @@ def compile_network(
 ) -> float | None:
     """As `compile_denoiser`, for any network; `what` names it in the warning.
 
-    With `glimpse`, a call on one sample, only blocks of the network are compiled: those that it shows to be large.
+    With `glimpse`, a call on one sample, only blocks of the network are compiled: those that it shows to be large. A
+    network without such blocks is compiled as a whole.
     """
     begun = time.perf_counter()
     whole: Any = network  # torch's types leave memory_format out
     use_channel_norms(network)
-    parts, done = [network] if glimpse is None else _regions(network, glimpse), list[nn.Module]()
-    options = INDUCTOR if backend == "inductor" else None
+    parts, done = (_regions(network, glimpse) if glimpse else []) or [network], list[nn.Module]()
+    options = _known(INDUCTOR) if backend == "inductor" else None
     whole.to(memory_format=torch.channels_last)
     try:
         for part in parts:
@@ -80,25 +81,30 @@ def compile_network(
     return time.perf_counter() - begun
 
 
+def _known(options: dict[str, bool]) -> dict[str, bool]:
+    """Those that this torch has: none of them is worth a run that is not compiled."""
+    return {name: value for name, value in options.items() if name in torch._inductor.list_options()}
+
+
 def _regions(network: nn.Module, glimpse: Callable[[], object]) -> list[nn.Module]:
-    """The blocks worth a graph, and GroupNorms outside them."""
-    maps: dict[nn.Module, torch.Size] = {}
+    """The blocks worth a graph, and GroupNorms outside them that can share one."""
+    shapes: dict[nn.Module, torch.Size] = {}
 
-    def look(block: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        maps[block] = inputs[0].shape
+    def look(part: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        shapes[part] = inputs[0].shape
 
-    candidates = {part: LEAST_MAP[type(part)] for part in network.modules() if type(part) in LEAST_MAP}
-    hooks = [part.register_forward_hook(look) for part in candidates]
+    hooks = [part.register_forward_hook(look) for part in network.modules() if type(part) in LEAST_MAP]
     try:
         glimpse()
     finally:
         for hook in hooks:
             hook.remove()
-    areas = {part: shape[2:].numel() for part, shape in maps.items()}
+    areas = {part: shape[2:].numel() for part, shape in shapes.items()}
     largest = max(areas.values(), default=0)
-    large = [part for part, share in candidates.items() if areas.get(part, 0) * share >= largest]
+    large = [part for part, area in areas.items() if area * LEAST_MAP[type(part)] >= largest]
     blocks = [part for part in large if not isinstance(part, ChannelGroupNorm)]
-    inside = {part for block in blocks for part in block.modules()}
-    norms = [part for part in large if part not in inside]
-    uses = Counter(maps[norm] for norm in norms)
-    return blocks + [norm for norm in norms if uses[maps[norm]] > 1]
+    inside = {part for block in blocks for part in block.modules() if part is not block}
+    norms = [part for part in large if isinstance(part, ChannelGroupNorm) and part not in inside]
+    kinds = {norm: (shapes[norm], norm.num_groups, norm.eps) for norm in norms}
+    uses = Counter(kinds.values())
+    return [block for block in blocks if block not in inside] + [norm for norm in norms if uses[kinds[norm]] > 1]

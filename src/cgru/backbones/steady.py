@@ -11,9 +11,9 @@ part is a power of two (`pipeline.sizes`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,8 @@ class OneShape:
     """Latents per call of the decoder."""
     one_graph: bool = False
     """Predict as if for an update also where no gradient is asked for: one graph of a compiled network serves both."""
+    compile_seconds: Mapping[str, float] = field(default_factory=dict)
+    """What compiling took, by network; empty where nothing is compiled."""
 
     @property
     def name(self) -> str:
@@ -134,7 +136,7 @@ def compiled_backbone(
         batch: samples per call of the denoiser: the micro-batch of the updates.
         decode_batch: latents per call of the decoder.
         guidance: of the run; above 1 it doubles the denoiser's batch.
-        shrink: above 1, latents so many times smaller are decoded, too.
+        shrink: above 1, the decoder is compiled for latents so many times smaller, the critic's: nearly all it gets.
         regional: compile the denoiser's blocks, of which many are alike, and not the whole: much sooner ready.
         backend: as of torch.compile.
     """
@@ -157,8 +159,7 @@ def compiled_backbone(
 
     def decode() -> None:
         with torch.no_grad():
-            for times in {1, shrink}:
-                steady.decode(x[..., ::times, ::times])
+            steady.decode(x[..., ::shrink, ::shrink])
 
     blocks = glimpse if regional else None
     seconds = compile_network(backbone.denoiser, update, what="the denoiser", glimpse=blocks, backend=backend)
@@ -167,7 +168,7 @@ def compiled_backbone(
     use_subpixels(backbone.decoder)
     more = compile_network(backbone.decoder, decode, what="the decoder", backend=backend)
     logger.info("compiled the denoiser in %.0f s, the decoder %s", seconds, f"in {more:.0f} s" if more else "not")
-    return steady
+    return replace(steady, compile_seconds={"denoiser": seconds, "decoder": more or 0.0})
 
 
 @contextmanager

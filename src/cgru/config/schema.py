@@ -282,7 +282,7 @@ class RunConfig:
     dtype: Annotated[str, OneOf(("fp32", "bf16", "fp16"))] = "fp32"
     """Precision of the model, and in bf16 of the critic's tower; log-probs and what learns are fp32 all the same."""
     compile: bool = False
-    """torch.compile the networks of the policy's stage: minutes first, faster after; for long runs on a GPU."""
+    """torch.compile the networks of the policy's stage: a minute or two first, faster after; for long runs on a GPU."""
     memory: Literal["auto", "fast", "low"] = "auto"
     """fast: batches that fill the device; low: smaller ones, activations computed again, idle networks off the device;
     auto: fast if that fits the device, else low. Can be changed on resume."""
