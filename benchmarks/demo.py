@@ -46,6 +46,8 @@ def main() -> None:
 
 def compared(commit: str, rounds: int, iterations: int) -> dict[str, Any]:
     """Medians over all rounds of both."""
+    from cgru.runs import commit_of  # here, since earlier code may not have it
+
     rows: dict[str, list[dict[str, Any]]] = {"before": [], "now": []}
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder) / "before"
@@ -58,7 +60,8 @@ def compared(commit: str, rounds: int, iterations: int) -> dict[str, Any]:
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=ROOT, check=True)
     table: dict[str, Any] = {name: summary(found) for name, found in rows.items()}
-    return {**table, "ratio": table["before"]["median"] / table["now"]["median"], "commit_before": commit}
+    commits = {"commit_before": commit, "commit": commit_of(Path(__file__))}
+    return {**table, "ratio": table["before"]["median"] / table["now"]["median"], **commits}
 
 
 def in_tree(tree: Path, iterations: int) -> dict[str, Any]:
