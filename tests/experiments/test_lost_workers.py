@@ -87,7 +87,13 @@ def sweeping(out: Path, words: list[str], *settings: str) -> Iterator[subprocess
     """`cgru sweep Dogs Cats` at work; `settings` come last, so they count."""
     command = [sys.executable, "-m", "cgru", "sweep", "Dogs", "Cats", "--methods", "ddpo", "--out", str(out), *words]
     process = subprocess.Popen(
-        [*command, *SETTINGS, *settings], cwd=out.parent, env=environment(), stderr=subprocess.PIPE, **PIPES
+        [*command, *SETTINGS, *settings],
+        cwd=out.parent,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        # A background job, as a test run may be, ignores Ctrl-C and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **PIPES,
     )
     try:
         yield process
