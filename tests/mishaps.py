@@ -23,10 +23,14 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def interruptible(command: Sequence[str]) -> subprocess.Popen[str]:
+def interruptible(
+    command: Sequence[str], *, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Start a command that hears Ctrl-C: a shell that runs the tests in the background would have them ignore it."""
     return subprocess.Popen(
         command,
+        cwd=cwd,
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

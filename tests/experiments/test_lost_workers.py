@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mishaps import interruptible
 
 from cgru.backbones.lora import LORA_FILE
 from cgru.experiments.sweep import Sweep, plan
@@ -86,15 +87,7 @@ def end(process: subprocess.Popen[str]) -> None:
 def sweeping(out: Path, words: list[str], *settings: str) -> Iterator[subprocess.Popen[str]]:
     """`cgru sweep Dogs Cats` at work; `settings` come last, so they count."""
     command = [sys.executable, "-m", "cgru", "sweep", "Dogs", "Cats", "--methods", "ddpo", "--out", str(out), *words]
-    process = subprocess.Popen(
-        [*command, *SETTINGS, *settings],
-        cwd=out.parent,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        # A background job, as a test run may be, ignores Ctrl-C and hands that down.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        **PIPES,
-    )
+    process = interruptible([*command, *SETTINGS, *settings], cwd=out.parent, env=environment())
     try:
         yield process
     finally:
