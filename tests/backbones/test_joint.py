@@ -19,7 +19,7 @@ PROMPTS = ["a dog", "trees", "two cats"]
 
 
 def model_with_lora(
-    folder: Path, targets: str = "attention", *, dtype: str = "fp32", by_peft: bool = False
+    folder: Path, targets: str = "attention", *, dtype: str = "fp32", by_peft: bool = False, seed: int = 5
 ) -> StableDiffusion:
     """A LoRA far from the base, of a rank that has to be filled up; `by_peft` is peft's own, layer by layer."""
     model = load_stable_diffusion(folder, device="cpu", dtype=dtype)
@@ -28,7 +28,7 @@ def model_with_lora(
         network.add_adapter(LoraConfig(r=3, lora_alpha=6.0, target_modules=TARGETS.get(targets, targets)), ADAPTER)
     else:
         attach(model.denoiser, rank=3, alpha=6.0, targets=targets, seed=3)
-    draw = torch.Generator().manual_seed(5)
+    draw = torch.Generator().manual_seed(seed)
     for parameter in (p for p in model.denoiser.parameters() if p.requires_grad):
         parameter.data = 0.2 * torch.randn(parameter.shape, generator=draw)
     return model
@@ -117,11 +117,16 @@ def test_without_its_lora_the_model_is_the_base(sd_folder: Path) -> None:
 
 
 def test_in_bf16_it_is_as_near_to_float32_as_the_separate_layers(sd_folder: Path) -> None:
-    exact = gradients(model_with_lora(sd_folder))
-    usual, found = (gradients(model_with_lora(sd_folder, dtype="bf16", by_peft=by_peft)) for by_peft in (True, False))
-    assert all(pull.dtype == torch.float32 for pull in found.values())
-    errors = [statistics.mean(off(each[name], exact[name]) for name in exact) for each in (usual, found)]
-    assert errors[1] < 1.2 * errors[0] < 0.1
+    """On the mean of several LoRAs: for one of them either may be nearer by a fifth, whatever the CPU."""
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for seed in range(8):
+        exact = gradients(model_with_lora(sd_folder, seed=seed))
+        for by_peft, found in errors.items():
+            pulls = gradients(model_with_lora(sd_folder, dtype="bf16", by_peft=by_peft, seed=seed))
+            assert all(pull.dtype == torch.float32 for pull in pulls.values())
+            found.append(statistics.mean(off(pulls[name], exact[name]) for name in exact))
+    usual, joined = (statistics.mean(each) for each in errors.values())
+    assert joined < 1.2 * usual < 0.1
 
 
 def test_a_mask_is_left_to_diffusers(sd_folder: Path) -> None:
