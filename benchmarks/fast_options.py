@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
+from cgru.disk import atomic_write
 from cgru.evaluation.base import stable_hash
 from cgru.pipeline import unlearn
 from cgru.presets import resolve_config
-from cgru.runs import atomic_write
 
 ROOT = Path(__file__).resolve().parents[1]
 CONCEPTS = ("Bears", "Cats", "Jellyfish", "Statues", "Trees")

@@ -20,6 +20,7 @@ TIERS = {
     "cgru.config": 0,
     "cgru.catalog": 0,
     "cgru.runs": 0,
+    "cgru.disk": 0,
     "cgru.processes": 0,
     "cgru.lineage": 0,
     "cgru.assets": 0,

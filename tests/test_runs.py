@@ -19,8 +19,9 @@ import pytest
 from mishaps import file_size_limit
 
 from cgru.config import PolicyConfig, RunConfig, dump, load, override
+from cgru.disk import atomic_write
 from cgru.edits import base_model
-from cgru.runs import Run, atomic_write, commit_of, read_metrics, run_name
+from cgru.runs import Run, commit_of, read_metrics, run_name
 
 DOGS = RunConfig(concept="Dogs")
 STAGE = "3-policy"

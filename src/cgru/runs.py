@@ -10,10 +10,7 @@ works on a run: inside `locked()`, which also clears away what a killed one left
 
 from __future__ import annotations
 
-import errno
-import json
 import logging
-import math
 import os
 import platform
 import re
@@ -21,23 +18,28 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cgru.config import FREE, RunConfig, diff, dump, fingerprint, from_dict, load, to_dict
+from cgru.disk import (
+    Data,
+    append_line,
+    atomic_write,
+    json_table,
+    read_json,
+    sync_folder,
+    to_json,
+    try_lock,
+    write_failure,
+    write_synced,
+)
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
-Data = bytes | str | Callable[[BinaryIO], object]
-"""The contents of a file, or what writes them."""
 Scalar = float | int | str | None
 
 CONFIG, MANIFEST, METRICS, DONE, INDEX = "config.yaml", "manifest.json", "metrics.jsonl", "done.json", "checkpoint.json"
@@ -92,19 +94,19 @@ class Run:
                 "`cgru unlearn`. Move it away, or give another."
             )
         config = load(folder / CONFIG)
-        original = from_dict(_read_json(folder / MANIFEST).get("config", {}))
+        original = from_dict(read_json(folder / MANIFEST).get("config", {}))
         _refuse_changes(folder, original, config, f"has a changed {CONFIG}")
         return cls(folder, config)
 
     @property
     def manifest(self) -> dict[str, Any]:
         """What manifest.json says: versions, commit, platform, argv, start, config, extra."""
-        return _read_json(self.path / MANIFEST)
+        return read_json(self.path / MANIFEST)
 
     def annotate(self, **facts: Any) -> None:  # noqa: ANN401 - anything JSON holds
         """Add facts to "extra" of manifest.json, such as hashes of weights or a batch that was sized automatically."""
         now = self.manifest
-        self.save(MANIFEST, _to_json(now | {"extra": now["extra"] | facts}))
+        self.save(MANIFEST, to_json(now | {"extra": now["extra"] | facts}))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -151,11 +153,11 @@ class Run:
 
     def finish(self, stage: str, record: Mapping[str, Any]) -> None:
         """Mark a stage as complete, after everything it produced was written; the record goes into done.json."""
-        atomic_write(self.stage(stage) / DONE, _to_json(dict(record)))
+        atomic_write(self.stage(stage) / DONE, to_json(dict(record)))
 
     def outcome(self, stage: str) -> dict[str, Any]:
         """The record that a complete stage was finished with."""
-        return _read_json(self.path / "stages" / stage / DONE)
+        return read_json(self.path / "stages" / stage / DONE)
 
     def save(self, name: str, data: Data) -> Path:
         """Write a file of the run, whole or not at all; folders in `name` are made."""
@@ -168,7 +170,7 @@ class Run:
         """Append one flat record to metrics.jsonl; it is on disk when this returns. NaN and infinity become null."""
         nested = [key for key, value in record.items() if not isinstance(value, Scalar)]
         assert not nested, f"metrics are flat numbers and texts; these are not: {nested}"
-        _append_line(self.path / METRICS, _to_json(dict(record), indent=None).encode())
+        append_line(self.path / METRICS, to_json(dict(record), indent=None).encode())
 
     def truncate_log(self, iteration: int) -> None:
         """Drop the records of iterations from `iteration` on, which will be done again; records without one stay."""
@@ -190,9 +192,9 @@ class Run:
                 shutil.rmtree(aside, ignore_errors=True)
                 folder.rename(aside)
             temporary.rename(folder)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         except OSError as error:
-            raise _failure(folder, error) from error
+            raise write_failure(folder, error) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         _remove_others(folder)
@@ -221,16 +223,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Scalar]]:
 def _make(folder: Path, config: RunConfig, extra: Mapping[str, Any]) -> None:
     # The folder appears whole or not at all, so there is no run without its config and manifest.
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    contents = {CONFIG: dump(config), METRICS: "", MANIFEST: _to_json(_facts(config) | {"extra": dict(extra)})}
+    contents = {CONFIG: dump(config), METRICS: "", MANIFEST: to_json(_facts(config) | {"extra": dict(extra)})}
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
         for name, text in contents.items():
-            _write(temporary / name, text)
-        _sync_folder(temporary)
+            write_synced(temporary / name, text)
+        sync_folder(temporary)
         temporary.rename(folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -248,10 +250,10 @@ def _refuse_changes(folder: Path, before: RunConfig, now: RunConfig, why: str) -
 def _fill(folder: Path, files: Mapping[str, Data], iteration: int) -> None:
     assert all(Path(name).name == name != INDEX for name in files), f"not plain file names: {list(files)}"
     for name, data in files.items():
-        _write(folder / name, data)
+        write_synced(folder / name, data)
     sizes = {name: (folder / name).stat().st_size for name in files}
-    _write(folder / INDEX, _to_json({"iteration": iteration, "files": sizes}))
-    _sync_folder(folder)
+    write_synced(folder / INDEX, to_json({"iteration": iteration, "files": sizes}))
+    sync_folder(folder)
 
 
 def _checkpoints(stage: Path) -> list[tuple[int, Path]]:
@@ -264,7 +266,7 @@ def _checkpoints(stage: Path) -> list[tuple[int, Path]]:
 def _is_whole(folder: Path) -> bool:
     # Renaming makes it whole; this also sees a folder that was copied half or lost a file.
     try:
-        files: dict[str, int] = _read_json(folder / INDEX)["files"]
+        files: dict[str, int] = read_json(folder / INDEX)["files"]
         return all((folder / name).stat().st_size == size for name, size in files.items())
     except (OSError, ValueError, KeyError):
         return False
@@ -280,7 +282,7 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     if not path.is_file():
         raise FileNotFoundError(f"no metrics at {str(path)!r}; allowed: the metrics.jsonl of a run.")
     whole = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    return [(line, _table(line, f"line {number} of {str(path)!r}")) for number, line in enumerate(whole, 1)]
+    return [(line, json_table(line, f"line {number} of {str(path)!r}")) for number, line in enumerate(whole, 1)]
 
 
 def _facts(config: RunConfig) -> dict[str, Any]:
@@ -318,99 +320,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def atomic_write(path: Path, data: Data) -> None:
-    """Write a whole file or nothing: on any failure the earlier file is as it was and nothing else is left."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        _write(temporary, data)
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise _failure(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _write(path: Path, data: Data) -> None:
-    # In place: the file or its folder is renamed afterwards.
-    with path.open("wb") as file:
-        if callable(data):
-            data(file)
-        else:
-            file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _append_line(path: Path, line: bytes) -> None:
-    with path.open("ab", buffering=0) as file:  # unbuffered: closing must not try again what has just failed
-        size = file.tell()
-        try:
-            rest = memoryview(line)
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        except OSError as error:
-            file.truncate(size)  # half a line would spoil the next one
-            raise _failure(path, error) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    # A rename is safe against a power cut only when its folder is on disk.
-    if sys.platform == "win32":
-        return  # folders cannot be opened there
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network disks cannot do it
-            raise
-    finally:
-        os.close(handle)
-
-
-def try_lock(handle: int) -> bool:
-    """Lock an open file until it is closed; False where another process has it."""
-    try:
-        if sys.platform == "win32":
-            os.lseek(handle, 1 << 20, os.SEEK_SET)  # far behind the text, which others must be able to read
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # the latter is how Windows says it
-        return False
-    return True
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return _table(path.read_bytes(), repr(str(path)))
-
-
-def _table(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        table = json.loads(data)
-    except ValueError:
-        table = None
-    if not isinstance(table, dict):
-        raise ValueError(f"{where} is {data[:40]!r}; allowed: one JSON table, as cgru writes it. Restore or remove it.")
-    return table
-
-
-def _to_json(value: object, *, indent: int | None = 2) -> str:
-    # NaN and infinity, which JSON has not, become null.
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False) + "\n"
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def _failure(path: Path, error: OSError) -> OSError:
-    why = error.strerror or str(error)
-    return OSError(f"cannot write {str(path)!r} ({why}); what was saved before is intact. Make room, then resume.")

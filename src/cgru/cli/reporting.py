@@ -19,9 +19,9 @@ MOST = 24
 
 def prepare_report(options: Report, root: Path) -> Work:
     """Read every run and build the page: whatever is wrong is said before a file is written."""
+    from cgru.disk import atomic_write
     from cgru.report.page import REPORT, build
     from cgru.report.records import read_record
-    from cgru.runs import atomic_write
 
     _check_runs(options)
     out = _place(options, REPORT)

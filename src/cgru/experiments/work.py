@@ -25,8 +25,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cgru.disk import atomic_write, try_lock
 from cgru.experiments.cells import Assault, Cell, Measure, Options
-from cgru.runs import atomic_write, commit_of, try_lock
+from cgru.runs import commit_of
 
 PLAN, LOCK = "plan.json", ".lock"
 CELLS, RUNS, BASE = "cells", "runs", "base"

@@ -19,8 +19,8 @@ from typing import Any
 
 from PIL.Image import Image
 
+from cgru.disk import atomic_write
 from cgru.prompts.pictures import Picture, opened
-from cgru.runs import atomic_write
 
 Row = dict[str, Any]
 Captioner = Callable[[Sequence[Image]], list[str]]

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cgru.disk import atomic_write
 from cgru.prompts.captions import Row, read_captions
 from cgru.prompts.grammar import words_of
 from cgru.prompts.sets import apportioned
-from cgru.runs import atomic_write
 
 CRITIC, POLICY = 10, 20
 """Percent."""

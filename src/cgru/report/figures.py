@@ -16,13 +16,13 @@ from pathlib import Path
 
 from PIL import ImageFont
 
+from cgru.disk import atomic_write
 from cgru.report import charts
 from cgru.report.compare import Entry, families, name_runs, plane_drawing, plane_spots
 from cgru.report.curves import percent, run_curves, short
 from cgru.report.records import Record
 from cgru.report.reliability import reliability
 from cgru.report.svg import FONT, PALETTE
-from cgru.runs import atomic_write
 
 Render = Callable[[str], bytes]
 ZOOM = 2.5
