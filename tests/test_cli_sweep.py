@@ -70,6 +70,8 @@ MISTAKES = {
     "unknown setting": (["Dogs", "policy.iteration=3"], "policy.iterations"),
     "the seed as a setting": (["Dogs", "seed=3"], "--seeds"),
     "the model as a setting": (["Dogs", "model=some/model"], "allowed: --model."),
+    "unknown benchmark": (["Dogs", "--benchmarks", "canvass", "--dry-run"], "Did you mean 'canvas'?"),
+    "a benchmark of more options": (["Dogs", "--benchmarks", "unlearncanvas"], "Run `cgru evaluate RUN --benchmark"),
 }
 
 
@@ -95,18 +97,23 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize(
     "words, told",
     [
-        (["--benchmarks", "canvass"], "Did you mean 'canvas'?"),
         (["--out", "/proc/out"], "/proc/out"),
         (["tracker=trackio"], "tracker 'trackio' needs the package"),
-        (["prompts.source=few.txt"], "'few.txt' has 1 different prompts; allowed:"),
+        (["prompts.source=few.txt"], "1 different forget prompts given"),
+        (["reward.name=concpt"], "Did you mean 'concept'?"),
+        (["--model", "no/such/folder"], "no model 'no/such/folder'; allowed: 'emoji-canvas'"),
+        (["--address", "10.0.0..5:6379"], "'10.0.0..5:6379' is no address; allowed: HOST:PORT"),
+        (["--address", "127.0.0.1:1"], "no Ray cluster at '127.0.0.1:1' (Connection refused); allowed:"),
     ],
 )
 def test_what_needs_no_cluster_is_checked_before_one_is_started(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import ray
+
     Path("few.txt").write_text("a dog\n")
     assert main(["sweep", "Dogs", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert told in capsys.readouterr().err and not ray.is_initialized()
 
 
 @needs_ray

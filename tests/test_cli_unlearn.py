@@ -161,7 +161,7 @@ def test_dry_run_tells_the_plan_and_writes_nothing(workdir: Path, capsys: pytest
 def test_the_work_of_a_run_by_hand() -> None:
     settings = "policy.iterations=3 policy.trajectories=4 critic.trajectories=8 critic.epochs=2 sampling.steps=5 \
         critic.online_updates=2 critic.batch=10 watch.every=0 samples_every=0"
-    found = stages(override(RunConfig(concept="Dogs"), settings.split()), 5)
+    found = stages(override(RunConfig(concept="Dogs"), settings.split()), 5, 5)
     # 8 trajectories of 5 steps; every x_t decoded, and 8 final ones; 7 of 8 are fitted to, twice.
     assert found["2-critic"] == Work(denoise=40, update=0, decode=48, reward=8, value=40, fit=70)
     # 3 iterations of 4 × 5 pairs; decodes 20 + 4 each; 2 critic updates of 10 pairs.
@@ -173,11 +173,16 @@ def test_fewer_steps_and_smaller_decodes_are_less_work() -> None:
     settings = "policy.iterations=3 policy.trajectories=4 critic.trajectories=8 critic.epochs=2 sampling.steps=5 \
         critic.online_updates=2 critic.batch=10 watch.every=0 samples_every=0 \
         policy.step_choice=shared policy.step_fraction=0.4 critic.decode=half"
-    found = stages(override(RunConfig(concept="Dogs"), settings.split()), 5)
+    config = override(RunConfig(concept="Dogs"), settings.split())
+    found = stages(config, 5, 5)
     # A view is a quarter of a picture: 40 of the warm start are 10, beside 8 final ones.
     assert found["2-critic"] == Work(denoise=40, update=0, decode=18, reward=8, value=40, fit=70)
     # 2 of 5 steps: 8 pairs an iteration, decoded as 2 pictures beside 4 final ones; a critic update has all 8.
     assert found["3-policy"] == Work(denoise=60, update=24, decode=18, reward=12, value=24, fit=48)
+    # Of 3 steps with noise the share is 1; where each trajectory has its own, the critic sees all 5 states.
+    assert stages(config, 5, 3)["3-policy"] == Work(denoise=60, update=12, decode=15, reward=12, value=12, fit=24)
+    each = stages(override(config, ["policy.step_choice=each"]), 5, 3)["3-policy"]
+    assert each == Work(denoise=60, update=12, decode=27, reward=12, value=60, fit=60)
 
 
 def test_export_and_generate(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,6 +258,8 @@ def test_a_resume_with_a_changed_config_lists_the_keys(capsys: pytest.CaptureFix
 def test_settings_may_stand_anywhere() -> None:
     words = ["unlearn", "Dogs", "a.b=1", "--out", "x=y", "c=2", "--json", "d=3", "--seed=4"]
     assert gathered(words) == ["unlearn", "Dogs", "a.b=1", "c=2", "d=3", "--out", "x=y", "--json", "--seed=4"]
+    words = ["sweep", "--seeds", "0,1", "Dogs", "--json", "a.b=1", "Cats", "--out", "x"]
+    assert gathered(words) == ["sweep", "Dogs", "a.b=1", "Cats", "--seeds", "0,1", "--json", "--out", "x"]
     assert gathered(["generate", "a=b", "--seed", "1"]) == ["generate", "a=b", "--seed", "1"]
 
 

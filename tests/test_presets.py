@@ -95,10 +95,19 @@ def test_a_config_file_is_taken_as_it_stands(tmp_path: Path) -> None:
         resolve_config("Dogs", config_file=file, preset_name="demo")
 
 
-@pytest.mark.parametrize("setting", ["method=ddpo", "preset=best", "concept=Cats"])
+@pytest.mark.parametrize("setting", ["method=ddpo", "preset=best", "concept=Cats", "model=some/model"])
 def test_names_that_others_follow_from_are_options(setting: str) -> None:
     with pytest.raises(ValueError, match=setting):
         resolve_config("Dogs", overrides=[setting])
+
+
+@pytest.mark.parametrize("value", ["0", " 0", "-3"])
+def test_a_micro_batch_of_nothing_is_refused(value: str) -> None:
+    """In a config file 0 stands for what fits; who gives a number means one."""
+    with pytest.raises(ValueError, match=r"micro_batch=.*; allowed: 1 pair or more. Leave it out"):
+        resolve_config("Dogs", overrides=[f"policy.micro_batch={value}"])
+    assert resolve_config("Dogs").policy.micro_batch == 0
+    assert resolve_config("Dogs", overrides=["policy.micro_batch=1"]).policy.micro_batch == 1
 
 
 @pytest.mark.parametrize(("kind", "given", "meant"), [("preset_name", "demmo", "demo"), ("method", "ddop", "ddpo")])

@@ -9,6 +9,7 @@ import torch
 from side_by_side import Raised, side_by_side
 
 from cgru import processes
+from cgru.cli import fail
 
 
 def pieces() -> dict[str, Any]:
@@ -109,3 +110,16 @@ def test_shares_are_everything_once(monkeypatch: pytest.MonkeyPatch, n: int, cou
     parts = [list(range(n))[processes.share(n, of)] for of in range(count)]
     assert [i for part in parts for i in part] == list(range(n))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_another_process_than_the_main_one_speaks_if_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher ends all processes as soon as one has failed: who is still there was the only one."""
+    waited = list[float]()
+    monkeypatch.setattr(processes.time, "sleep", waited.append)
+    assert fail("no room") == 2
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert fail("no room\nhere") == 2
+    assert capsys.readouterr().err == "cgru: no room\ncgru, process 1: no room here\n" and waited == [processes.GRACE]

@@ -254,7 +254,7 @@ def test_own_prompts_of_several_labels_have_none() -> None:
 def test_too_few_own_prompts_are_refused_with_counts_that_fit() -> None:
     # 152 wanted as 32, 80, 40; of 19 that is 4, 10, 5.
     with pytest.raises(
-        ValueError, match=r"152 forget prompts wanted, 19 .* validation_forget 4, policy 10, critic 5\."
+        ValueError, match=r"19 different .*, 152 wanted; .* validation_forget 4, policy 10, critic 5\. Add"
     ):
         template_prompts("dog", counts=Counts(), seed=0, own=[f"dog {i}" for i in range(19)])
 

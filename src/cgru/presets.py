@@ -7,6 +7,7 @@ ours: the paper gives none; docs/lab.md says on which evidence. What a preset do
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from inspect import signature
@@ -28,7 +29,8 @@ from cgru.tasks import ALIASES, HAZARD, find_concept, load_lexicon
 
 EMBEDDED = "emoji-canvas"
 # Keys that other settings follow from: changed alone, the config would say one thing and do another.
-BY_OPTION = {"concept": "the first argument", "method": "--method", "preset": "--preset"}
+BY_OPTION = {"concept": "the first argument", "method": "--method", "preset": "--preset", "model": "--model"}
+MICRO_BATCH = "policy.micro_batch"
 SIZES = ("policy.trajectories", "reward.scale")
 """Keys that a method computes others from (DPOK's window), so it must see the user's."""
 
@@ -102,9 +104,11 @@ def _spelled(config: RunConfig) -> str:
 
 def _refuse_options(settings: Iterable[str]) -> None:
     for setting in settings:
-        key = setting.partition("=")[0].strip()
+        key, _, value = (part.strip() for part in setting.partition("="))
         if key in BY_OPTION:
-            raise ValueError(f"{setting!r} would change only the name; allowed: {BY_OPTION[key]}. Give it there.")
+            raise ValueError(f"{setting!r} alone, and others go by it; allowed: {BY_OPTION[key]}. Give it there.")
+        if key == MICRO_BATCH and re.fullmatch(r"0|-\d+", value):  # in a config 0 stands for what fits
+            raise ValueError(f"{setting!r}; allowed: 1 pair or more. Leave it out: the run then finds what fits.")
 
 
 def paper_object(concept: str) -> RunConfig:

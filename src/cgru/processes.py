@@ -52,9 +52,17 @@ def is_main() -> bool:
 
 
 def defer_to_main() -> None:
-    """Let the main process speak before this one ends in failure: a launcher ends all as soon as one has."""
+    """Let the main process speak before this one ends in failure: a launcher ends all as soon as one has.
+
+    Who comes back from here was not ended: the main process has nothing to say of it, so this one may speak.
+    """
     if not is_main():
         time.sleep(GRACE)
+
+
+def signed(text: str) -> str:
+    """A line of this process; of another than the main one with its number."""
+    return f"cgru: {text}" if is_main() else f"cgru, process {rank()}: {text}"
 
 
 def device() -> torch.device | None:

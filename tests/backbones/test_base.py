@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cgru import processes
 from cgru.backbones.base import guided, parse_dtype, pick_device
 from cgru.mdp.trajectory import Conditioning
 
@@ -48,3 +49,11 @@ def test_pick_device() -> None:
         pick_device("cuda:99")
     with pytest.raises(ValueError, match="unknown device 'cpuu'; allowed: auto, cpu.* Did you mean 'cpu'"):
         pick_device("cpuu")
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda", "cuda:0", "cuda:7"])
+def test_among_processes_each_has_its_own_device(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    """Also where the run was begun on one with a number."""
+    monkeypatch.setattr(processes, "device", lambda: torch.device("cuda", 3))
+    assert pick_device(asked) == torch.device("cuda", 3)
+    assert pick_device("cpu") == torch.device("cpu")

@@ -128,3 +128,35 @@ def test_the_look_at_one_sample_leaves_cudnns_attention_out(
     before = torch.backends.cuda.cudnn_sdp_enabled()
     steady.compiled_backbone(tiny, batch=2, decode_batch=2, guidance=3.0)
     assert allowed == [False] and before and torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_among_processes_all_are_compiled_or_none(tiny: StableDiffusion, caplog: pytest.LogCaptureFixture) -> None:
+    torch.compiler.reset()
+    before, told = latents(tiny), list[bool]()
+
+    def elsewhere(failed: bool) -> bool:
+        told.append(failed)
+        return True
+
+    with caplog.at_level(logging.WARNING):
+        found = compile_network(tiny.denoiser, lambda: None, what="it", backend="aot_eager", failed_anywhere=elsewhere)
+    assert found is None and told == [False]
+    assert [record.message for record in caplog.records] == [
+        "torch.compile failed (in another process); it runs as it is, slower"
+    ]
+    assert torch.equal(latents(tiny), before)
+
+
+def test_memory_that_runs_out_is_no_failure_to_compile(tiny: StableDiffusion) -> None:
+    told = list[bool]()
+
+    def full() -> None:
+        raise torch.OutOfMemoryError("none is left")
+
+    def anywhere(failed: bool) -> bool:
+        told.append(failed)
+        return failed
+
+    with pytest.raises(torch.OutOfMemoryError):
+        compile_network(tiny.denoiser, full, what="it", backend="aot_eager", failed_anywhere=anywhere)
+    assert told == [True]  # the others must not wait for its answer

@@ -173,7 +173,9 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra
 
 
 @needs_ray
-@pytest.mark.parametrize("address", ["nonsense", "ray://10.0.0.1:10001", "10.0.0.1:no", "host:99999", "host:8²"])
+@pytest.mark.parametrize(
+    "address", ["nonsense", "ray://10.0.0.1:10001", "10.0.0.1:no", "host:99999", "host:8²", "10.0.0..5:6379"]
+)
 def test_an_address_is_a_host_and_a_port(address: str) -> None:
     with pytest.raises(ValueError, match="is no address; allowed: HOST:PORT"):
         connect(address)

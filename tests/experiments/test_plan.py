@@ -8,12 +8,12 @@ import pytest
 
 from cgru.catalog import resolve
 from cgru.cli.parse import parse
-from cgru.cli.reproducing import check_prompts
 from cgru.evaluation.attack import AttackRequest
 from cgru.evaluation.request import Request
 from cgru.experiments.cells import Cell, from_record
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import SCALES, find_scale
+from cgru.pipeline.setting import resolve_prompts
 from cgru.tasks import load_lexicon
 
 
@@ -143,7 +143,7 @@ def test_prompts_of_a_class_suffice_for_all_parts(tmp_path: Path) -> None:
     file.write_text("".join(f"a dog number {i}\n" for i in range(80)))  # as many as the paper has
     cells = {cell.name: cell for cell in plan(SCALES["full"], "some/model", tmp_path)}
     config = cells["objects-dogs-cgru-s0"].config("cpu")
-    check_prompts(config)
+    resolve_prompts(config)
     file.write_text("a dog\n")
-    with pytest.raises(ValueError, match="has 1 different prompts; allowed: 80 or more"):
-        check_prompts(config)
+    with pytest.raises(ValueError, match="^1 different forget prompts given, 80 wanted; allowed: 80 or more"):
+        resolve_prompts(config)

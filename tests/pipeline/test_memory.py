@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from cgru.backbones.adapter import attach
 from cgru.backbones.lean import low_memory
 from cgru.backbones.lora import LORA_FILE
 from cgru.backbones.sd import load_stable_diffusion
+from cgru.cli import main
 from cgru.config import RunConfig, override
+from cgru.disk import to_json
 from cgru.pipeline import resume, unlearn
 from cgru.pipeline.critic import CRITIC_STAGE
 from cgru.pipeline.sizes import GIB, LARGE, SMALL, TOO_MUCH, Costs, Line, choose, fitted, measured, sized
@@ -258,6 +261,49 @@ def test_another_mode_sizes_anew(sd_folder: Path, tmp_path: Path) -> None:
     assert sizes_of(run) == Sizes(64, 64, 64, 256, True)
 
 
+HERE = {"device": "cpu", "processes": 1}
+
+
+@pytest.mark.parametrize(
+    ("there", "rollout"),
+    [
+        (HERE, 3),
+        (None, 3),  # runs of earlier versions
+        ({"device": "NVIDIA H200, 140 GiB", "processes": 1}, 64),
+        ({"device": "cpu", "processes": 4}, 64),
+    ],
+)
+def test_sizes_are_those_of_the_run_on_a_machine_alike_only(
+    sd_folder: Path, tmp_path: Path, there: dict[str, Any] | None, rollout: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = unlearn(config_of(sd_folder), tmp_path, until=CRITIC_STAGE)
+    assert run.manifest["extra"]["sized_for"] == HERE
+    extra = {**run.manifest["extra"], "sized_for": there}
+    extra["sizes"]["rollout"] = 3
+    run.save("manifest.json", to_json({**run.manifest, "extra": {k: v for k, v in extra.items() if v is not None}}))
+    with caplog.at_level(logging.INFO):
+        resume(run.path)
+    assert sizes_of(run) == Sizes(rollout, 64, 64, 256) and run.manifest["extra"]["sized_for"] == HERE
+    assert ("here: cpu and 1 process; they are found anew" in caplog.text) == (rollout == 64)
+
+
+@pytest.mark.parametrize(
+    ("begun", "there", "is_low"),
+    [
+        ("fast", {"device": "cpu", "processes": 4}, True),  # it had not fitted this device
+        ("fast", {"device": "a small card, 12 GiB", "processes": 1}, False),  # another one: whatever fits
+        ("low", {"device": "a small card, 12 GiB", "processes": 1}, True),  # as was asked for
+    ],
+)
+def test_elsewhere_a_resumed_run_is_in_the_mode_that_fits(
+    sd_folder: Path, tmp_path: Path, begun: str, there: dict[str, Any], is_low: bool
+) -> None:
+    run = unlearn(config_of(sd_folder, f"memory={begun}"), tmp_path, until=CRITIC_STAGE)
+    run.annotate(sizes={**run.manifest["extra"]["sizes"], "low_memory": True}, sized_for=there)
+    resume(run.path)
+    assert sizes_of(run).low_memory == is_low
+
+
 def test_memory_that_runs_out_halves_the_micro_batch_and_the_run_keeps_it(
     sd_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -294,3 +340,13 @@ def test_memory_that_runs_out_in_an_earlier_stage_is_one_line(sd_folder: Path, t
     with pytest.raises(TrainingError, match="^out of memory .Tried to allocate 9.00 GiB.*memory=low") as caught:
         unlearn(config, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_memory_that_runs_out_before_there_is_a_run_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["unlearn", "Dogs", "--out", str(tmp_path), "--dry-run", "reward.name=own_pipeline:on_no_device"]
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("cgru: out of memory (Tried to allocate 9.00 GiB") and told.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

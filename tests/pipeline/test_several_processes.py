@@ -76,7 +76,12 @@ def test_two_processes_make_one_run(pair: Run, uninterrupted: Run) -> None:  # n
     files = [{str(path.relative_to(run.path)) for path in run.path.rglob("*")} for run in (pair, uninterrupted)]
     assert files[0] == files[1]
     assert [record["iteration"] for record in read_metrics(pair.path / "metrics.jsonl")] == [0, 1, 2]
-    assert pair.manifest["extra"] == uninterrupted.manifest["extra"]
+    there, here = (run.manifest["extra"] for run in (pair, uninterrupted))
+    assert (there.pop("sized_for"), here.pop("sized_for")) == (
+        {"device": "cpu", "processes": 2},
+        {"device": "cpu", "processes": 1},
+    )
+    assert there == here
     assert is_same_edit(pair, uninterrupted)
 
 
@@ -101,6 +106,15 @@ def test_ctrl_c_in_one_stops_both_and_any_number_goes_on(sd_folder: Path, tmp_pa
         resume(run.path)  # one alone
         assert is_same_edit(run, pair)
     assert len(read_metrics(run.path / "metrics.jsonl")) == 3
+
+
+def test_what_one_began_two_go_on_with(sd_folder: Path, tmp_path: Path, pair: Run) -> None:
+    (found,) = side_by_side(1, one_of_a_pair, to_dict(config_of(sd_folder)), str(tmp_path), 0, 3)
+    assert isinstance(found, Raised) and found.kind == "Interrupted", found
+    run = only_run(tmp_path)
+    assert side_by_side(2, resumed, str(run.path)) == [str(run.path)] * 2
+    assert is_same_edit(run, pair) and len(read_metrics(run.path / "metrics.jsonl")) == 3
+    assert run.manifest["extra"]["sized_for"] == {"device": "cpu", "processes": 2}
 
 
 def test_a_held_run_refuses_both(sd_folder: Path, pair: Run) -> None:

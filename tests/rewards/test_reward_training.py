@@ -141,6 +141,14 @@ def test_the_model_draws_its_own_pictures(tiny: StableDiffusion) -> None:
     )
 
 
+def test_pictures_are_decoded_in_batches_of_their_own(tiny: StableDiffusion) -> None:
+    decoded = []
+    hook = tiny.decoder.register_forward_pre_hook(lambda _, args: decoded.append(len(args[0])))
+    drawn = pictures_from_model(tiny, {"x": ["a dog"]}, 5, seed=0, steps=2, guidance=2.0, batch_size=4, decode_batch=2)
+    hook.remove()
+    assert decoded == [2, 2, 1] and len(drawn["x"]) == 5
+
+
 def test_a_drawn_picture_is_what_the_sampler_gives(tiny: StableDiffusion) -> None:
     from cgru.rewards.training import _child
 

@@ -170,6 +170,19 @@ def test_in_half_precision_log_probs_follow_the_smaller_batch(sd_folder: Path) -
     assert rounded_alike(off, BEGUN, problem, first=1) is off  # nothing was halved
 
 
+def test_after_a_halving_every_update_of_the_iteration_goes_by_the_new_log_probs(sd_folder: Path) -> None:
+    """On a device that rounds by the size of the batch, and with a policy that stays: all ratios must be 1."""
+    problem, learner = start(sd_folder, BEGUN, "dtype=bf16", "retention.kl=0")
+    problem = replace(problem, backbone=OneShape(problem.backbone, batch=4, decode_batch=4))
+    learner.optimiser = torch.optim.SGD(learner.parameters.values(), lr=0.0)
+    learner.iteration = 1  # parity was checked
+    denoiser = problem.backbone.denoiser
+    denoiser.register_forward_hook(lambda network, args, out: (out[0] + 0.01 * len(args[0]), *out[1:]))
+    denoiser.register_forward_pre_hook(Cramped(most=4))
+    record = iterate(problem, learner, None).record
+    assert learner.updates == 2 and record["policy/ratio_max"] == 0
+
+
 def cramped_in_one(folder: str, most: int) -> tuple[dict[str, Any], Sizes]:
     """Memory runs out in the second process alone."""
     problem, learner = start(Path(folder), BEGUN)

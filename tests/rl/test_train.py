@@ -1,5 +1,6 @@
 """The loop: parity, what an iteration records, the window, averaging, and the advantages by name."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from cgru.critic.latent import LatentCritic
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl.collect import collect, scored
 from cgru.rl.problem import Learner, Problem, Sizes, make_learner
-from cgru.rl.train import Iteration, advantage, check_parity, describe, iterate, measure_variance, train
+from cgru.rl.train import Iteration, advantage, check_parity, describe, iterate, measure_variance, train, windowed
 from cgru.rl.update import TrainingError
 
 
@@ -98,14 +99,30 @@ def test_the_window_keeps_the_newest(sd_folder: Path) -> None:
     """4 trajectories an iteration, a window of 6: two whole batches are kept, the update sees the last 6."""
     problem = tiny_problem(sd_folder, "policy.window=6")
     learner = tiny_learner(problem)
-    pairs, kept = [], []
+    seeds, kept = [], []
     for _ in range(3):
         done = iterate(problem, learner, None)
         learner.iteration += 1
-        pairs.append(done.record["policy/loss"])
+        seeds += done.trajectory.seeds.tolist()
         kept.append([len(part) for part in learner.window])
     assert kept == [[4], [4, 4], [4, 4]]
     assert torch.equal(learner.window[-1].x, done.trajectory.x)
+    batch = done.trajectory[torch.tensor([3, 1, 0, 2])]
+    assert windowed(learner, batch, 6).seeds.tolist() == [*seeds[-2:], *batch.seeds.tolist()]
+    assert windowed(learner, batch, 0) is batch
+
+
+def test_every_start_sees_that_its_log_probs_are_those_of_the_updates(
+    sd_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the first iteration of a resumed run on one trajectory of 3 steps, and without a record of it."""
+    problem = tiny_problem(sd_folder, "policy.iterations=4")
+    learner, seen = tiny_learner(problem), list[Iteration]()
+    learner.iteration = 2
+    with caplog.at_level(logging.INFO):
+        train(problem, learner, None, after=lambda done: bool(seen.append(done)))
+    assert [record.getMessage().partition("over ")[2] for record in caplog.records] == ["3 pairs (allowed 1e-05)"]
+    assert len(seen) == 2 and not any("policy/parity" in done.record for done in seen)
 
 
 def test_trajectories_are_indexed_with_every_field(sd_folder: Path) -> None:

@@ -92,10 +92,11 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
 def pick_device(device: str | torch.device) -> torch.device:
     """Return the device to run on; `auto` takes a CUDA device if there is one (among processes its own), else the CPU.
 
-    Among processes `cuda` is the process's own, too: several on one device would only be in each other's way.
+    Among processes `cuda`, with a number or not, is the process's own: several on one device would only be in each
+    other's way.
     """
     own = processes.device()
-    if own is not None and str(device) in ("auto", own.type):
+    if own is not None and str(device).partition(":")[0] in ("auto", own.type):
         return own
     if str(device) == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -52,11 +52,13 @@ def compile_network(
     what: str,
     glimpse: Callable[[], object] | None = None,
     backend: Backend = "inductor",
+    failed_anywhere: Callable[[bool], bool] = bool,
 ) -> float | None:
     """As `compile_denoiser`, for any network; `what` names it in the warning.
 
     With `glimpse`, a call on one sample, only blocks of the network are compiled: those that it shows to be large. A
-    network without such blocks is compiled as a whole.
+    network without such blocks is compiled as a whole. `failed_anywhere` is told whether it failed here and says
+    whether it did in any process: among several, all are compiled or none, as the two round differently.
     """
     begun = time.perf_counter()
     whole: Any = network  # torch's types leave memory_format out
@@ -64,21 +66,25 @@ def compile_network(
     parts, done = (_regions(network, glimpse) if glimpse else []) or [network], list[nn.Module]()
     options = _known(INDUCTOR) if backend == "inductor" else None
     whole.to(memory_format=torch.channels_last)
+    failure: Exception | None = None
     try:
         for part in parts:
             part.compile(backend=backend, dynamic=False, options=options)
             done.append(part)
         with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
             probe()
-    except torch.OutOfMemoryError:
-        raise  # which has nothing to do with compiling
     except Exception as error:  # no C++ compiler, no Triton, an operator it does not know: of almost any type
-        logger.warning("torch.compile failed (%s); %s runs as it is, slower", one_line(error), what)
-        whole.to(memory_format=torch.contiguous_format)
-        for part in done:
-            part.compile(disable=True)
-        return None
-    return time.perf_counter() - begun
+        failure = error
+    if not failed_anywhere(failure is not None):
+        return time.perf_counter() - begun
+    if isinstance(failure, torch.OutOfMemoryError):
+        raise failure  # which has nothing to do with compiling
+    reason = "in another process" if failure is None else one_line(failure)
+    logger.warning("torch.compile failed (%s); %s runs as it is, slower", reason, what)
+    whole.to(memory_format=torch.contiguous_format)
+    for part in done:
+        part.compile(disable=True)
+    return None
 
 
 def _known(options: dict[str, bool]) -> dict[str, bool]:

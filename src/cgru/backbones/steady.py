@@ -14,11 +14,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cgru import processes
 from cgru.backbones.base import Backbone
 from cgru.backbones.compiled import Backend, compile_network
 from cgru.backbones.placeless import make_placeless
@@ -131,6 +133,8 @@ def compiled_backbone(
 ) -> Backbone:
     """The backbone with denoiser and decoder compiled, LoRA and all; what fails to compile stays as it is.
 
+    Among processes all must call it: what fails in one stays as it is in all.
+
     Args:
         backbone: its networks are changed in place; put the LoRA on first.
         batch: samples per call of the denoiser: the micro-batch of the updates.
@@ -162,11 +166,12 @@ def compiled_backbone(
             steady.decode(x[..., ::shrink, ::shrink])
 
     blocks = glimpse if regional else None
-    seconds = compile_network(backbone.denoiser, update, what="the denoiser", glimpse=blocks, backend=backend)
+    compiled = partial(compile_network, backend=backend, failed_anywhere=processes.any_of)
+    seconds = compiled(backbone.denoiser, update, what="the denoiser", glimpse=blocks)
     if seconds is None:  # said so; the decoder would fail alike, and say so again
         return plain
     use_subpixels(backbone.decoder)
-    more = compile_network(backbone.decoder, decode, what="the decoder", backend=backend)
+    more = compiled(backbone.decoder, decode, what="the decoder")
     logger.info("compiled the denoiser in %.0f s, the decoder %s", seconds, f"in {more:.0f} s" if more else "not")
     return replace(steady, compile_seconds={"denoiser": seconds, "decoder": more or 0.0})
 

@@ -52,9 +52,8 @@ def check_text(arguments: Sequence[str]) -> None:
 
 
 def fail(error: Exception | str, code: int = 2) -> int:
-    """One line on stderr, of several processes by the main one; returns the exit code."""
+    """One line on stderr, of several processes by the main one if it fails, too; returns the exit code."""
     text = " ".join(str(error).split())
-    if processes.is_main():
-        print(f"cgru: {text}", file=sys.stderr)
     processes.defer_to_main()
+    print(processes.signed(text), file=sys.stderr)
     return code

@@ -187,22 +187,25 @@ def _parsed(words: Sequence[str], commands: Commands, program: str, description:
 
 
 def gathered(arguments: Sequence[str]) -> list[str]:
-    """The key=value words of `unlearn` and `sweep` behind the first concept: tyro takes them in one place only."""
+    """The settings of `unlearn` and `sweep`, and the latter's concepts, behind each other: tyro takes them so only."""
     words = list(arguments)
     if words[:1] not in (["unlearn"], ["sweep"]):
         return words
+    has_many = words[0] == "sweep"  # concepts
     follows_option = [False, *(word.startswith("--") and word not in FLAGS and "=" not in word for word in words[:-1])]
     rest: list[str] = []
     settings: list[str] = []
     concepts: list[int] = []
     for word, taken in zip(words, follows_option, strict=True):
-        if SETTING.match(word) and not taken:
+        is_concept = has_many and rest and not word.startswith("-")
+        if not taken and (SETTING.match(word) or is_concept):
             settings.append(word)
             continue
         rest.append(word)
         if not taken and not word.startswith("--"):
             concepts.append(len(rest))
-    place = concepts[1] if len(concepts) > 1 else len(rest)  # the first is the command itself
+    # The first is the command itself.
+    place = 1 if has_many else concepts[1] if len(concepts) > 1 else len(rest)
     return rest[:place] + settings + rest[place:]
 
 

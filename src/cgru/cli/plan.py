@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cgru.backbones.adapter import attach, detach
 from cgru.backbones.base import exact_float32
-from cgru.backbones.sd import StableDiffusion
+from cgru.backbones.sd import StableDiffusion, resolve_source
 from cgru.catalog import resolve
 from cgru.config import RunConfig
 from cgru.critic.frozen import FrozenCritic
@@ -40,11 +40,17 @@ MOMENT = 0.3
 """Seconds that each kind of work is measured for, after a first call that is not counted."""
 
 
-def prepare_parts(config: RunConfig) -> Parts:
-    """Load model and prompts, and refuse what would stop a run later; cheap checks first, nothing is written."""
+def check_words(config: RunConfig) -> None:
+    """Refuse what would stop a run later, as far as it shows without its model: names, files, prompts."""
     for _, name in parse_sum(config.reward.name):
         resolve("reward", name)
+    resolve_source(config.model)
     resolve_prompts(config)
+
+
+def prepare_parts(config: RunConfig) -> Parts:
+    """Load model and prompts, and refuse what would stop a run later; cheap checks first, nothing is written."""
+    check_words(config)
     parts = load_parts(config)
     if isinstance(parts.backbone, StableDiffusion):
         check_length(parts.prompts, parts.backbone)
@@ -93,9 +99,9 @@ class Work:
 
 
 def stages(
-    config: RunConfig, horizon: int, *, trains_heads: bool = False, has_detector: bool = True
+    config: RunConfig, horizon: int, noisy: int, *, trains_heads: bool = False, has_detector: bool = True
 ) -> dict[str, Work]:
-    """The work of each stage; `horizon` is the number of denoising steps that the kernel has."""
+    """The work of each stage; the kernel has `horizon` denoising steps, `noisy` of which can be learned from."""
     critic, policy, retention, prompts = config.critic, config.policy, config.retention, config.prompts
     has_critic, decodes = critic.kind != "none", critic.kind not in ("none", "latent")
     found: dict[str, Work] = {}
@@ -108,8 +114,7 @@ def stages(
         found["2-critic"] = Work(n * horizon, 0, n + views, n, n * horizon, fitted)
     if retention.kl:
         found["bank"] = Work(denoise=2 * retention.bank * horizon)
-    n, steps = policy.trajectories, max(1, round(policy.step_fraction * horizon))
-    looked = horizon if policy.step_choice == "each" else steps
+    n, steps, looked = policy.trajectories, _steps(config, noisy), _looked_at(config, horizon, noisy)
     shown = n * looked // SHRINKS[critic.decode] ** 2 if decodes else 0  # in whole pictures
     pairs = max(n, policy.window) * steps * policy.passes
     bank = policy.updates * policy.passes * retention.batch if retention.kl else 0
@@ -131,6 +136,16 @@ def stages(
     seen = looks + strips * SHOWN
     found["looks"] = Work(denoise=seen * horizon, decode=seen, reward=looks // 2)
     return found
+
+
+def _steps(config: RunConfig, noisy: int) -> int:
+    """Steps of each trajectory that an iteration's updates learn from."""
+    return max(1, round(config.policy.step_fraction * noisy))
+
+
+def _looked_at(config: RunConfig, horizon: int, noisy: int) -> int:
+    """States of each trajectory that the critic sees in an iteration."""
+    return horizon if config.policy.step_choice == "each" else _steps(config, noisy)
 
 
 def measure(setting: Setting) -> dict[str, float]:
@@ -219,7 +234,13 @@ def describe_plan(parts: Parts) -> dict[str, Any]:
     config, setting = parts.config, prepare_setting(parts)
     problem = setting.problem
     trains_heads = needs_heads(config, parts.concept)
-    work = stages(config, len(problem.kernel), trains_heads=trains_heads, has_detector=setting.detector is not None)
+    work = stages(
+        config,
+        len(problem.kernel),
+        int(problem.kernel.stochastic.sum()),
+        trains_heads=trains_heads,
+        has_detector=setting.detector is not None,
+    )
     costs = measure(setting)
     seconds = {stage: sum(costs[kind] * count for kind, count in vars(done).items()) for stage, done in work.items()}
     return {
@@ -249,15 +270,16 @@ def describe_plan(parts: Parts) -> dict[str, Any]:
 
 
 def _stored(setting: Setting) -> float:
-    """GiB of what an iteration keeps: states and x̂0, and the critic's views of them."""
+    """GiB of what an iteration keeps: states and x̂0 in float32, and the critic's views of them as bytes."""
     problem = setting.problem
     policy, critic, steps = problem.config.policy, problem.config.critic, len(problem.kernel)
     latents = 2 * problem.dimensions * (steps + 1) * max(policy.trajectories, policy.window)
-    n = max(policy.trajectories, critic.trajectories)
+    looked = _looked_at(problem.config, steps, int(problem.kernel.stochastic.sum()))
+    states = max(policy.trajectories * looked, critic.trajectories * steps)  # of an iteration, or of the warm start
     with torch.no_grad():
         side = problem.backbone.decode(torch.zeros(1, *problem.backbone.latent_shape, device=problem.backbone.device))
-    views = 0 if critic.kind in ("none", "latent") else n * steps * 3 * min(VIEW, side.shape[-1]) ** 2
-    return 4 * (latents + views) / 2**30
+    views = 0 if critic.kind in ("none", "latent") else states * 3 * min(VIEW, side.shape[-1]) ** 2
+    return (4 * latents + views) / 2**30
 
 
 def _peak_memory() -> float:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from cgru.cli.live import duration
 from cgru.cli.options import Reproduce
 from cgru.cli.terminal import show
-from cgru.config import RunConfig
 from cgru.experiments.cells import Cell
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import find_scale
@@ -42,28 +41,16 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
     out = options.out or Path("runs") / f"reproduce-{scale.name}"
     if options.dry_run:
         return lambda: dry_run(cells, out, options.device, options.json)
-    for cell in cells:
-        if cell.concept is not None and not cell.missing:
-            check_prompts(cell.config(options.device))  # what does not fit is said now, not after an hour
+    from cgru.cli.plan import check_words
     from cgru.evaluation.store import check_writable
     from cgru.experiments.work import check_free
 
+    for cell in cells:
+        if cell.concept is not None and not cell.missing:
+            check_words(cell.config(options.device))  # what does not fit is said now, not after an hour
     check_writable(out)
     check_free(out)
     return lambda: _work(options, cells, out, only)
-
-
-def check_prompts(config: RunConfig) -> None:
-    """Whether there are as many prompts of one's own as the run deals out."""
-    source, wanted = config.prompts.source, config.prompts
-    if source == "generated":
-        return
-    from cgru.prompts import prompts_from_file
-
-    given = len(dict.fromkeys(prompts_from_file(source)))
-    needed = wanted.count + wanted.critic + (wanted.validation if config.watch.every else 0)
-    if given < needed:
-        raise ValueError(f"{str(source)!r} has {given} different prompts; allowed: {needed} or more. Add prompts.")
 
 
 def dry_run(cells: Sequence[Cell], out: Path, device: str, as_json: bool) -> int:
@@ -130,11 +117,11 @@ def _work(options: Reproduce, cells: Sequence[Cell], out: Path, only: Sequence[s
 
 def write_page(out: Path) -> None:
     """The page and its figures as files: SVG, and PNG where the extra `figures` is installed."""
+    from cgru.disk import atomic_write
     from cgru.report.figures import find_renderer, light, write_figures
     from cgru.report.paper_figures import figures
     from cgru.report.reproduced import read_reproduction
     from cgru.report.reproduction import reproduction_page
-    from cgru.runs import atomic_write
 
     found = read_reproduction(out)
     atomic_write(out / PAGE, reproduction_page(found))

@@ -14,11 +14,11 @@ from cgru.catalog import unknown
 from cgru.cli import options as asked
 from cgru.cli.live import duration
 from cgru.cli.parse import SETTING
-from cgru.cli.reproducing import check_prompts, dry_run
+from cgru.cli.reproducing import dry_run
 from cgru.cli.terminal import names_of, show
 from cgru.experiments.cells import Cell
 from cgru.experiments.cluster import Share, check_installed, check_share
-from cgru.experiments.sweep import Sweep, plan
+from cgru.experiments.sweep import Sweep, benchmark_of, plan
 from cgru.experiments.work import last_line
 
 if TYPE_CHECKING:
@@ -85,22 +85,20 @@ def _check_options(options: asked.Sweep) -> None:
 
 def _check_configs(cells: Sequence[Cell], device: str) -> None:
     """As `cgru unlearn` would; all nodes are taken to be installed as this machine is."""
+    from cgru.cli.plan import check_words
     from cgru.cli.trackers import check_tracker
 
     for cell in cells:
         if cell.concept is not None:
             config = cell.config(device)
             check_tracker(config.tracker)
-            check_prompts(config)
+            check_words(config)
 
 
 def _check_benchmarks(cells: Sequence[Cell], root: Path) -> None:
-    """A name or a target that does not fit is said now, not after the training."""
-    from cgru.evaluation.request import Request, find_benchmark
-
+    """A target that does not fit is said now, not after the training."""
     for measure in dict.fromkeys(measure for cell in cells for measure in cell.measures):
-        request = Request("", measure.benchmark, images=measure.images, root=root)
-        find_benchmark(request).task(measure.target)
+        benchmark_of(measure, root).task(measure.target)
 
 
 def work(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> int:
@@ -163,9 +161,9 @@ def tell(options: asked.Sweep, records: Sequence[Record], seconds: float) -> int
 
 def write_page(out: Path, records: Sequence[Record]) -> str | None:
     """Compare the runs that were trained; those that were not are named at the top. None: there is no run at all."""
+    from cgru.disk import atomic_write
     from cgru.report.page import build
     from cgru.report.records import read_record
-    from cgru.runs import atomic_write
 
     runs = [read_record(out / record["run"]) for record in records if record.get("run")]
     lost = [f"Failed: {record['name']}. {last_line(record['error'])}" for record in records if "error" in record]

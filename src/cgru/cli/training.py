@@ -13,15 +13,15 @@ from cgru.cli.live import duration, following
 from cgru.cli.options import Curves, Export, Resume, Unlearn
 from cgru.cli.terminal import quiet_libraries, show
 from cgru.config import RunConfig, to_dict
+from cgru.disk import atomic_write
 from cgru.presets import is_hazard, resolve_config
 from cgru.report.curves import CURVES, run_curves
-from cgru.runs import Run, atomic_write, read_metrics, run_name
+from cgru.runs import Run, read_metrics, run_name
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cgru.pipeline.observer import Listener
-    from cgru.pipeline.setting import Parts
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +40,19 @@ def prepare_unlearn(options: Unlearn, root: Path) -> Work:
     """Resolve and check the whole config, load model and prompts; nothing is written."""
     config = asked_config(options)
     quiet_libraries()
-    from cgru.cli.plan import prepare_parts
+    from cgru.cli.plan import describe_plan, prepare_parts
     from cgru.cli.trackers import check_tracker
     from cgru.evaluation.store import check_writable
+    from cgru.pipeline.stages import memory_in_words, unlearn
 
     check_tracker(config.tracker)
     check_writable(options.out)
-    parts = prepare_parts(config)
-    if options.dry_run:
-        return lambda: _dry_run(options, parts)
-    from cgru.pipeline import unlearn
-
     folder = options.out / run_name(config)
+    with memory_in_words():
+        parts = prepare_parts(config)
+        if options.dry_run:
+            record = describe_plan(parts) | {"run": str(folder), "config": to_dict(config)}
+            return lambda: show(record, options.json, lambda console: tell_plan(console, record))
     return lambda: _train(
         config, folder, options.json, lambda listeners: unlearn(config, options.out, listeners=listeners)
     )
@@ -120,19 +121,21 @@ def _draw(folder: Path) -> Path | None:
 
 
 def _train_silently(work: Callable[[tuple[Listener, ...]], Run]) -> int:
-    """Work beside the main process, which shows and tells what there is; errors are raised in all of them alike."""
+    """Work beside the main process, which shows and tells what there is; an error that it has not is told here."""
     from cgru.pipeline.stages import Interrupted
 
     try:
         work(())
         return 0
     except (Interrupted, KeyboardInterrupt):
-        code = 130
-    except (ValueError, FileNotFoundError):
-        code = 2
-    except OSError:
-        code = 1
+        processes.defer_to_main()
+        return 130
+    except (ValueError, FileNotFoundError) as error:
+        why, code = str(error), 2
+    except OSError as error:
+        why, code = str(error), 1
     processes.defer_to_main()
+    print(processes.signed(" ".join(why.split())), file=sys.stderr)
     return code
 
 
@@ -181,14 +184,6 @@ def _tell_outcome(console: Console, record: Mapping[str, Any]) -> None:
         target = "" if is_hazard(record["concept"]) else f" --target {record['concept']!r}"  # the grid has no hazards
         console.print(f"next: cgru evaluate {record['run']}{target}", soft_wrap=True)
     console.print(record["run"], soft_wrap=True)
-
-
-def _dry_run(options: Unlearn, parts: Parts) -> int:
-    from cgru.cli.plan import describe_plan
-
-    config = parts.config
-    record = describe_plan(parts) | {"run": str(options.out / run_name(config)), "config": to_dict(config)}
-    return show(record, options.json, lambda console: tell_plan(console, record))
 
 
 def tell_plan(console: Console, record: Mapping[str, Any]) -> None:

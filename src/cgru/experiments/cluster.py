@@ -20,9 +20,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from cgru.disk import atomic_write
 from cgru.experiments.cells import Cell
 from cgru.experiments.work import PLAN, RUNS, Order, Record, attempt, last_line
-from cgru.runs import Run, atomic_write, run_name
+from cgru.runs import Run, run_name
 
 AT_WORK = "at-work"
 TICK = 1.0
@@ -204,6 +205,8 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except OSError as error:
         raise _no_cluster(address, error.strerror or str(error)) from error
+    except UnicodeError:  # "10.0.0..5": a name with an empty part
+        raise ValueError(f"--address {address!r} is no address; {ADVICE}") from None
 
 
 def _check_cluster(address: str, limit: float) -> None:

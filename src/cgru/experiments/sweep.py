@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from cgru.evaluation.assets import ROOT
-from cgru.evaluation.base import BASE_REFERENCE
+from cgru.evaluation.base import BASE_REFERENCE, Benchmark
 from cgru.experiments.cells import Cell, Measure
 from cgru.presets import EMBEDDED, default_preset, is_hazard, preset
 from cgru.tasks import Kind, find_concept, load_lexicon
@@ -70,10 +70,10 @@ def plan(sweep: Sweep, root: Path = ROOT) -> tuple[Cell, ...]:
     if twice is not None:
         raise ValueError(f"{twice!r} is in the sweep twice; allowed: each concept, seed and method once. Leave it out.")
     measured = dict.fromkeys(measure.benchmark for cell in runs for measure in cell.measures)
+    alone = [Measure(benchmark, sweep.images) for benchmark in measured]
+    measures = tuple(measure for measure in alone if not _compares_with_base(measure, root))
     if len(runs) == 1:
         return tuple(runs)
-    alone = (Measure(benchmark, sweep.images) for benchmark in measured)
-    measures = tuple(measure for measure in alone if not _compares_with_base(measure, root))
     return (*([Cell(BASE_CELL, NAME, runs[0].model, measures=measures)] if measures else []), *runs)
 
 
@@ -132,11 +132,24 @@ def _takes(benchmark: str, concept: str, model: str) -> bool:
     return find_concept(concept, lexicon.vocabulary, lexicon.aliases).kind in KINDS[benchmark]
 
 
-def _compares_with_base(measure: Measure, root: Path) -> bool:
+def benchmark_of(measure: Measure, root: Path) -> Benchmark:
+    """The benchmark of a measure; one that wants more than a sweep can give is an error."""
     from cgru.evaluation.request import Request, find_benchmark  # torch comes with it
 
-    benchmark = find_benchmark(Request("", measure.benchmark, images=measure.images, root=root))
-    return benchmark.protocol(None).get("reference") == BASE_REFERENCE
+    try:
+        return find_benchmark(Request("", measure.benchmark, images=measure.images, root=root))
+    except ValueError as error:
+        option = re.match(r"no (--\w+) ", str(error))
+        if option is None:
+            raise
+        raise ValueError(
+            f"benchmark {measure.benchmark!r} needs {option[1]}, which a sweep does not have; allowed: benchmarks "
+            f"without it. Run `cgru evaluate RUN --benchmark {measure.benchmark} {option[1]} ...` on its runs."
+        ) from None
+
+
+def _compares_with_base(measure: Measure, root: Path) -> bool:
+    return benchmark_of(measure, root).protocol(None).get("reference") == BASE_REFERENCE
 
 
 def _slug(name: str) -> str:

@@ -67,11 +67,11 @@ def _fitted(setting: Setting) -> tuple[nn.Module, dict[str, Any]]:
     problem = setting.problem
     if not problem.config.critic.trajectories:
         prior = (problem.reward.low + problem.reward.high) / 2
-        return build_untrained_critic(setting, prior), {"prior": prior, "trajectories": 0}
+        return processes.alike(lambda: build_untrained_critic(setting, prior)), {"prior": prior, "trajectories": 0}
     trajectory = warm_start_trajectories(setting)
     assert trajectory.reward is not None
     prior = float(trajectory.reward.mean())
-    critic = build_untrained_critic(setting, prior)
+    critic = processes.alike(lambda: build_untrained_critic(setting, prior))
     result = fit_critic(setting, critic, trajectory)
     return critic, {"prior": prior, "trajectories": len(trajectory), **_described(result)}
 

@@ -64,6 +64,7 @@ def train_heads(config: RunConfig, prompts: PromptSets, backbone: Backbone, size
         eta=sampling.eta,
         size=tower.image_size,
         batch_size=sizes.rollout,
+        decode_batch=sizes.decode,
     )
     fitted = fit_heads(tower, pictures, head=HEAD, seed=child_seed(config.seed, "reward-head"))
     if fitted.accuracy < POOR:

@@ -11,14 +11,14 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from cgru import processes
 from cgru.backbones.adapter import attach, detach
-from cgru.backbones.base import Backbone
+from cgru.backbones.base import Backbone, pick_device
 from cgru.backbones.lean import low_memory
 from cgru.config import RunConfig
 from cgru.rl.problem import Sizes
@@ -81,6 +81,16 @@ def sized(config: RunConfig, backbone: Backbone, sizes: Sizes | None = None) -> 
     """The model in the mode that fits, changed in place, and its sizes; `sizes` are those of an earlier start."""
     sizes = sizes or fitting_sizes(config, backbone)
     return (low_memory(backbone) if sizes.low_memory else backbone), sizes
+
+
+def machine(config: RunConfig) -> dict[str, Any]:
+    """What sizes are found for: on another device they may not fit, and among other processes they fill none."""
+    device = pick_device(config.device)
+    name = device.type
+    if name == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        name = f"{card.name}, {card.total_memory / GIB:.0f} GiB"
+    return {"device": name, "processes": processes.count()}
 
 
 def fitting_sizes(config: RunConfig, backbone: Backbone) -> Sizes:

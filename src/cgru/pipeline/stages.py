@@ -1,7 +1,7 @@
 """The stages of a run (Alg. 3): 1-reward (where heads must be trained), 2-critic (Alg. 1), 3-policy (Alg. 2), edit.
 
 Each stage leaves its outputs and then its marker; a stage with a marker is not done again. Batch sizes that were chosen
-for this machine are stored in the manifest and reused, because the last bits of a result depend on them.
+for this machine are stored in the manifest and reused on one like it, because the last bits of a result depend on them.
 
 Among processes (`cgru.processes`) all go through the stages together; the main one holds the run and writes, what is
 there already is decided by it, and what it wrote is read by all. Their number is no part of the run.
@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from cgru.pipeline.critic import CRITIC_STAGE, critic_stage, tower_source
 from cgru.pipeline.observer import POLICY_STAGE, Listener, Observer
 from cgru.pipeline.reward import needs_heads, train_heads
 from cgru.pipeline.setting import Parts, Setting, build_setting, load_parts, prompts_hash
+from cgru.pipeline.sizes import machine
 from cgru.rewards.weights import lineage_of
 from cgru.rl.checkpoint import from_files
 from cgru.rl.problem import Learner, Problem, Sizes, make_learner
@@ -64,7 +65,7 @@ def unlearn(
         until: the last stage; "2-critic" for a critic without a policy.
     """
     processes.from_main(lambda: _refuse_idle_processes(config))
-    with exact_float32(), _memory_in_words():
+    with exact_float32(), memory_in_words():
         is_new = processes.from_main(lambda: not (Path(out) / run_name(config)).exists())
         # Before there is a folder: what cannot be built leaves none behind.
         parts, setting = processes.alike(lambda: _prepared(config)) if is_new else (None, None)
@@ -78,7 +79,7 @@ def resume(path: str | Path, *, listeners: tuple[Listener, ...] = ()) -> Run:
     """Go on with a run folder, from its last checkpoint."""
     run = processes.from_main(lambda: Run.open(path))
     _refuse_idle_processes(run.config)
-    with exact_float32(), _held(run), _memory_in_words():
+    with exact_float32(), _held(run), memory_in_words():
         _stages(run, listeners, keeps_sizes=True)
     return run
 
@@ -106,7 +107,7 @@ def _held(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def _memory_in_words() -> Iterator[None]:
+def memory_in_words() -> Iterator[None]:
     """Memory that runs out where nothing can be halved (a critic's update, an earlier stage): one line."""
     try:
         yield
@@ -134,16 +135,22 @@ def _stages(
     if until == CRITIC_STAGE:
         return
     learner = _learner(setting.problem, critic)
-    fast = settled(setting)
+    fast = processes.alike(lambda: settled(setting))
+    with no_recompiles() if run.config.compile else nullcontext():
+        _policy_stage(run, fast, learner, listeners)
+
+
+def _policy_stage(run: Run, setting: Setting, learner: Learner, listeners: tuple[Listener, ...]) -> None:
+    problem = setting.problem
     # The bank holds what the base policy does: a fresh LoRA adds zero. So it is made before anything is restored.
-    bank = make_bank(fast.problem)
-    observer = Observer(fast, learner, run, listeners)
-    _restore(run, fast.problem, learner, observer)
+    bank = make_bank(problem)
+    observer = Observer(setting, learner, run, listeners)
+    _restore(run, problem, learner, observer)
     if learner.iteration == 0 and run.config.samples_every:
         observer.save_strip(0)
     if not observer.is_complete:  # it is where a run was killed after its last checkpoint
-        with _saving_on_interrupt(observer), no_recompiles() if run.config.compile else nullcontext():
-            train(fast.problem, learner, bank, after=observer.after, after_halving=observer.shrink)
+        with _saving_on_interrupt(observer):
+            train(problem, learner, bank, after=observer.after, after_halving=observer.shrink)
     if observer.is_stopped and not observer.is_complete:
         raise Interrupted(str(run.path))
     processes.from_main(lambda: _finish(run, observer))
@@ -151,33 +158,51 @@ def _stages(
 
 def _known_parts(run: Run, parts: Parts | None, keeps_sizes: bool) -> Parts:
     """Parts with the sizes and prompts that the run began with."""
-    stored: dict[str, Any] = processes.from_main(lambda: run.manifest["extra"])
-    # The folder's `memory` is that of the first start: a mode or sizes that were found since stay with `cgru resume`.
-    sizes = _stored_sizes("auto" if keeps_sizes else run.config.memory, stored)
-    parts = _alike_in_size(run.config, parts or processes.alike(lambda: load_parts(run.config, sizes=sizes)))
+    stored, here = processes.from_main(lambda: (run.manifest["extra"], machine(run.config)))
+    memory = _memory(run.config, stored, here) if keeps_sizes else run.config.memory
+    sizes, config = _stored_sizes(memory, stored, here), replace(run.config, memory=memory)
+    parts = _alike_in_size(config, parts or processes.alike(lambda: load_parts(config, sizes=sizes)))
     found = prompts_hash(parts.prompts)
     if stored.get("prompts", found) != found:
         raise ValueError(
             f"the prompts of the run {str(run.path)!r} are not those it began with; allowed: the same. "
             f"Restore {run.config.prompts.source!r}, or start another run."
         )
-    facts = {"sizes": asdict(parts.sizes), "prompts": found}
+    facts = {"sizes": asdict(parts.sizes), "sized_for": here, "prompts": found}
     processes.from_main(lambda: run.annotate(**facts))
     return parts
 
 
-def _stored_sizes(memory: str, stored: dict[str, Any]) -> Sizes | None:
-    """The sizes that a run was begun with; None before, and where it is now to be in the other memory mode."""
-    sizes = Sizes(**stored["sizes"]) if "sizes" in stored else None
+def _memory(config: RunConfig, stored: dict[str, Any], here: dict[str, Any]) -> Literal["auto", "fast", "low"]:
+    """The mode of `cgru resume`: the folder's is that of the first start, another may have been found since."""
+    if "sizes" not in stored:
+        return config.memory
+    there = stored.get("sized_for", here)
+    if there == here or not stored["sizes"]["low_memory"]:
+        return "auto"
+    # Among another number of processes on the same device: what had not fitted otherwise.
+    return "low" if config.memory == "low" or there["device"] == here["device"] else "auto"
+
+
+def _stored_sizes(memory: str, stored: dict[str, Any], here: dict[str, Any]) -> Sizes | None:
+    """The sizes that a run has; None before, on another machine, and where it is now to be in the other memory mode."""
+    sizes, there = Sizes(**stored["sizes"]) if "sizes" in stored else None, stored.get("sized_for", here)
+    if there != here:
+        logger.info("batch sizes were found for %s; here: %s; they are found anew", _words(there), _words(here))
+        return None
     is_kept = sizes is not None and memory in ("auto", "low" if sizes.low_memory else "fast")
     return sizes if is_kept else None
+
+
+def _words(machine: dict[str, Any]) -> str:
+    return f"{machine['device']} and {machine['processes']} process{'es' if machine['processes'] > 1 else ''}"
 
 
 def _alike_in_size(config: RunConfig, parts: Parts) -> Parts:
     """Parts with the sizes of the main process, which may have found others on its device."""
     sizes = processes.from_main(lambda: parts.sizes)
     if processes.any_of(parts.sizes != sizes):
-        parts = processes.alike(lambda: load_parts(config, sizes=sizes))
+        return processes.alike(lambda: parts if parts.sizes == sizes else load_parts(config, sizes=sizes))
     return parts
 
 

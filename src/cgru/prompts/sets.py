@@ -214,7 +214,10 @@ def _dealt(
     if len(distinct) < total:
         parts = apportioned(len(distinct), list(wanted.values()))
         fitting = ", ".join(f"{name} {part}" for name, part in zip(wanted, parts, strict=True))
-        raise ValueError(f"{total} forget prompts wanted, {len(distinct)} different ones given. Possible: {fitting}.")
+        raise ValueError(
+            f"{len(distinct)} different forget prompts given, {total} wanted; allowed: {total} or more, or with these "
+            f"{fitting}. Add prompts, or lower prompts.count, prompts.critic and prompts.validation."
+        )
     taken |= set(distinct)
     label, head = _only_label(shares), shares[0].head
     shuffled = random.Random(f"{seed}/own").sample(list(distinct.values()), len(distinct))

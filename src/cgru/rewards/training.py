@@ -90,6 +90,7 @@ def pictures_from_model(
     eta: float = 0.0,
     size: int | None = None,
     batch_size: int = 16,
+    decode_batch: int | None = None,
 ) -> dict[str, Float[Tensor, "n 3 h w"]]:
     """Let the base model draw `per_label` pictures for every label, going round its prompts.
 
@@ -103,6 +104,7 @@ def pictures_from_model(
         eta: noise of the sampler, 0 to 1.
         size: pictures are kept at this size (a tower's image_size); None keeps the model's own.
         batch_size: pictures drawn at once.
+        decode_batch: latents decoded at once; None: the model's own number.
     """
     if empty := [label for label, prompts in prompts_by_label.items() if not prompts]:
         raise ValueError(f"no prompts for the label {empty[0]!r}; give at least one for each label.")
@@ -115,7 +117,8 @@ def pictures_from_model(
         for start in range(0, per_label, batch_size):
             part = slice(start, start + batch_size)
             cond = backbone.encode_text(chosen[part])
-            images = backbone.decode(sample(backbone, cond, seeds[part], kernel=kernel, guidance=guidance))
+            latents = sample(backbone, cond, seeds[part], kernel=kernel, guidance=guidance)
+            images = backbone.decode(latents, batch_size=decode_batch)
             parts.append(_square(images, size or min(images.shape[-2:])).cpu())
         result[label] = torch.cat(parts)
         logger.info("reward pictures: %d of %r", per_label, label)

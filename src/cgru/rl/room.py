@@ -33,6 +33,8 @@ class Room:
     """Told of the new problem, e.g. to keep its sizes in the run."""
     halved: set[Batches] = field(default_factory=set)
     """Of what batches were halved already."""
+    is_checked: bool = False
+    """Whether this start has seen that ratios are 1 right after collection."""
 
     def attempt(self, what: str, work: Callable[[Problem], T], *, of: Batches = "pairs") -> T:
         """Do the work; where memory runs out, once more in half the batches. The second time it is a TrainingError."""

@@ -72,7 +72,7 @@ def train(
 
 def iterate(problem: Problem, learner: Learner, bank: Bank | None) -> Iteration:
     """One iteration of Alg. 2: collect under theta_old, learn V, update theta K times."""
-    return _iterate(Room(problem), learner, bank)
+    return _iterate(Room(problem, is_checked=True), learner, bank)
 
 
 def _iterate(room: Room, learner: Learner, bank: Bank | None) -> Iteration:
@@ -97,32 +97,43 @@ def _iterate(room: Room, learner: Learner, bank: Bank | None) -> Iteration:
     trajectory = replace(trajectory, advantage=advantage(problem, learner, trajectory))
     record: Record = {"iteration": index, **describe(problem, trajectory, critic_loss)}
     own = trajectory[explored(problem, forget) :]
-    if index == 0 or problem.config.sampling.merged:  # a fresh LoRA adds nothing, so merging shows only later
+    is_recorded = index == 0 or problem.config.sampling.merged  # a fresh LoRA adds nothing, so merging shows only later
+    if is_recorded or not room.is_checked:  # a resumed run may be on another device
         looked_at = own if index == 0 else own[:1]
-        record["policy/parity"] = room.attempt(
+        parity = room.attempt(
             "the parity check",
             lambda fitting: check_parity(fitting, rounded_alike(looked_at, collected, fitting, first=0)),
         )
+        record |= {"policy/parity": parity} if is_recorded else {}
+        room.is_checked = True
     every = problem.config.diagnostics.every
     if every and index % every == 0:
         record |= room.attempt("diagnostics", lambda fitting: measure_variance(fitting, learner, own))
     # K updates on shuffled (sample, step) pairs
-    batch = _windowed(learner, trajectory, policy.window)
+    batch = windowed(learner, trajectory, policy.window)
+    alike = partial(rounded_alike, collected=collected, first=len(trajectory) - len(own))
     updates = []
     for k, plan in enumerate(_plans(problem, batch, index)):
         # Until theta moves, log-probs under theta_old can still be had in the rounding of smaller batches.
-        alike = (
-            partial(rounded_alike, batch, collected, first=len(trajectory) - len(own)) if k == 0 else lambda _: batch
-        )
-        updates.append(room.attempt("an update", partial(_gradient, alike, learner, plan, bank, k)))
+        work = partial(_gradient, batch, learner, plan, bank, k, alike if k == 0 else lambda same, **_: same)
+        batch, update = room.attempt("an update", work)
+        updates.append(update)
         take_step(problem, learner)
     return Iteration(record | summarise(problem, updates), trajectory)
 
 
 def _gradient(
-    batch: Callable[[Problem], Trajectory], learner: Learner, plan: Plan, bank: Bank | None, k: int, problem: Problem
-) -> Update:
-    return gradient(problem, learner, batch(problem), plan, bank, problem.generator("bank", learner.iteration, k))
+    batch: Trajectory,
+    learner: Learner,
+    plan: Plan,
+    bank: Bank | None,
+    k: int,
+    alike: Callable[..., Trajectory],
+    problem: Problem,
+) -> tuple[Trajectory, Update]:
+    """The gradient of update k, and the batch as it was taken: later updates go by the same log-probs."""
+    batch = alike(batch, problem=problem)
+    return batch, gradient(problem, learner, batch, plan, bank, problem.generator("bank", learner.iteration, k))
 
 
 @torch.no_grad()
@@ -136,12 +147,23 @@ def rounded_alike(trajectory: Trajectory, collected: Sizes, problem: Problem, *,
     if is_exact or problem.sizes.update == collected.update or problem.config.policy.window:
         return trajectory
     samples, steps = trajectory[first:].policy_pairs()
+    everything = Plan(samples + first, steps)
     log_prob = trajectory.log_prob.clone()
-    for part in micro_batches(Plan(samples + first, steps), problem.sizes.update):
-        pairs = trajectory.steps(part.sample_ids, part.step_ids)
-        now = rescore(problem.backbone, pairs, kernel=problem.kernel, guidance=trajectory.guidance)
-        log_prob[pairs.sample, pairs.index] = now
+    log_prob[everything.sample_ids, everything.step_ids] = _rescored(problem, trajectory, everything)
     return replace(trajectory, log_prob=log_prob)
+
+
+def _rescored(problem: Problem, trajectory: Trajectory, plan: Plan) -> Tensor:
+    """Log-probs of a plan's pairs under the policy as it is, in the micro-batches of updates; each process a share."""
+
+    def now(some: slice) -> Tensor:
+        found = []
+        for part in micro_batches(Plan(plan.sample_ids[some], plan.step_ids[some]), problem.sizes.update):
+            steps = trajectory.steps(part.sample_ids, part.step_ids)
+            found.append(rescore(problem.backbone, steps, kernel=problem.kernel, guidance=trajectory.guidance))
+        return torch.cat(found)
+
+    return processes.spread(len(plan), now)
 
 
 def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Tensor:
@@ -169,16 +191,9 @@ def check_parity(problem: Problem, trajectory: Trajectory) -> float:
     Only of the policy's own trajectories: those that explore were drawn under another prompt, so their ratio is not 1.
     """
     everything = plans(len(trajectory), trajectory.stochastic, updates=1, generator=problem.generator("parity"))[0]
-
-    def off(some: slice) -> Tensor:
-        found, mine = [], Plan(everything.sample_ids[some], everything.step_ids[some])
-        for part in micro_batches(mine, problem.sizes.update):
-            steps = trajectory.steps(part.sample_ids, part.step_ids)
-            now = rescore(problem.backbone, steps, kernel=problem.kernel, guidance=trajectory.guidance)
-            found.append(((now - steps.log_prob).exp() - 1).abs())
-        return torch.cat(found)
-
-    worst = float(processes.spread(len(everything), off).max())  # NaN if any is, which Python's max would pass over
+    before = trajectory.log_prob[everything.sample_ids, everything.step_ids]
+    off = ((_rescored(problem, trajectory, everything) - before).exp() - 1).abs()
+    worst = float(off.max())  # NaN if any is, which Python's max would pass over
     is_exact = problem.backbone.dtype == torch.float32
     allowed = PARITY if is_exact else clip_range(problem.config.policy.clip, problem.dimensions) / 10
     if not worst <= allowed:
@@ -324,7 +339,7 @@ def _plans(problem: Problem, batch: Trajectory, iteration: int) -> list[Plan]:
     )
 
 
-def _windowed(learner: Learner, trajectory: Trajectory, window: int) -> Trajectory:
+def windowed(learner: Learner, trajectory: Trajectory, window: int) -> Trajectory:
     """This batch with the newest earlier ones, `window` trajectories at most (DPOK's replay); 0: this batch alone."""
     if not window:
         return trajectory

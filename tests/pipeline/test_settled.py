@@ -1,0 +1,96 @@
+"""Runs in half precision and compiled runs, from start to end: what `settled` makes of a model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from cgru.backbones.base import Backbone
+from cgru.backbones.steady import OneShape, compiled_backbone
+from cgru.config import RunConfig, override
+from cgru.pipeline import stages, unlearn
+from cgru.pipeline.setting import build_setting
+from cgru.pipeline.stages import settled
+from cgru.runs import read_metrics
+
+TINY = [
+    "policy.iterations=2",
+    "policy.trajectories=4",
+    "policy.clip=0.1",
+    "critic.trajectories=4",
+    "critic.batch=8",
+    "sampling.steps=2",
+    "samples_every=1",
+    "prompts.count=4",
+    "prompts.retain=4",
+    "prompts.critic=4",
+    "watch.every=0",
+    "reward.name=own_pipeline:brightness",
+]
+
+
+def config_of(folder: Path, *settings: str) -> RunConfig:
+    return override(RunConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
+
+
+def test_only_what_rounds_by_the_batch_is_cut_into_one_shape(sd_folder: Path) -> None:
+    exact, half = (build_setting(config_of(sd_folder, "critic.kind=none", "policy.advantage=batch", *words))
+                   for words in ([], ["dtype=bf16", "policy.micro_batch=2"]))  # fmt: skip
+    assert settled(exact) is exact
+    backbone = settled(half).problem.backbone
+    assert isinstance(backbone, OneShape) and (backbone.batch, backbone.one_graph) == (2, False)
+
+
+def test_a_run_in_half_precision(sd_folder: Path, tmp_path: Path) -> None:
+    """Batches of 4 in rollouts and updates; the ratio before the first update is as near to 1 as is asked for."""
+    run = unlearn(config_of(sd_folder, "dtype=bf16", "critic.kind=latent", "policy.micro_batch=4"), tmp_path)
+    rows = read_metrics(run.path / "metrics.jsonl")
+    assert len(rows) == 2 and run.is_done("3-policy")
+    parity = rows[0]["policy/parity"]
+    assert isinstance(parity, float) and parity <= 1e-6
+
+
+def broken(graph: Any, inputs: Any) -> Callable[..., Any]:  # noqa: ANN401 - a backend of torch.compile
+    raise RuntimeError("no compiler\nfor this machine")
+
+
+@pytest.mark.filterwarnings("default")  # torch warns while tracing; as errors these are failures to compile
+def test_a_run_whose_networks_cannot_be_compiled_says_so_once_and_goes_on(
+    sd_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.compiler.reset()
+    monkeypatch.setattr(stages, "compiled_backbone", partial(compiled_backbone, backend=broken))
+    with caplog.at_level(logging.WARNING, logger="cgru"):
+        run = unlearn(config_of(sd_folder, "compile=true", "critic.kind=latent"), tmp_path)
+    (said,) = [record.message for record in caplog.records if "compile" in record.message]
+    assert "no compiler for this machine" in said and said.endswith("the denoiser runs as it is, slower")
+    assert run.is_done("3-policy") and len(read_metrics(run.path / "metrics.jsonl")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("decode", ["full", "half"])
+def test_after_its_start_a_compiled_run_compiles_nothing(
+    sd_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_clip_on_the_hub: str, decode: str
+) -> None:
+    """Not for the pictures of iteration 0 either, which are whole where the critic's decoder is compiled for halves."""
+    torch.compiler.reset()
+    graphs = list[int]()
+
+    def compiled(*args: Any, **settings: Any) -> Backbone:  # noqa: ANN401
+        found = compiled_backbone(*args, backend="aot_eager", **settings)
+        assert isinstance(found, OneShape) and found.one_graph
+        graphs.append(counters["stats"]["unique_graphs"])
+        return found
+
+    monkeypatch.setattr(stages, "compiled_backbone", compiled)
+    run = unlearn(config_of(sd_folder, "compile=true", "critic.kind=film", f"critic.decode={decode}"), tmp_path)
+    assert run.is_done("3-policy") and len(list((run.path / "samples").iterdir())) == 3
+    assert graphs == [counters["stats"]["unique_graphs"]]
