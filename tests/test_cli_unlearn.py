@@ -17,6 +17,8 @@ from rich.console import Console
 from tiny_assets import write_assets
 
 import cgru
+from cgru.backbones import load_model
+from cgru.backbones.base import Backbone
 from cgru.cli import main
 from cgru.cli.live import Progress, duration, following, line
 from cgru.cli.parse import gathered
@@ -24,7 +26,7 @@ from cgru.cli.plan import Work, stages
 from cgru.cli.training import outcome, tell_plan
 from cgru.config import RunConfig, load, override
 from cgru.edits import load_edit
-from cgru.pipeline import unlearn
+from cgru.pipeline import setting, unlearn
 from cgru.presets import resolve_config
 from cgru.runs import Run, read_metrics
 
@@ -63,13 +65,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return unlearn(resolve_config("Dogs", overrides=TINY), tmp_path_factory.mktemp("runs"))
 
 
-def test_a_run_from_the_command_line_ends_with_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_from_the_command_line_ends_with_its_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = list[str]()
+
+    def loading(name: str, **settings: Any) -> Backbone:  # noqa: ANN401
+        loads.append(name)
+        return load_model(name, **settings)
+
+    monkeypatch.setattr(setting, "load_model", loading)
     assert main(["unlearn", "dogs", *TINY, "--out", "here", *LOOKS, "--seed", "5"]) == 0
     captured = capsys.readouterr()
     folder = Path(captured.out.splitlines()[-1])
     assert folder.parent == Path("here")
     assert folder.name.startswith("dogs-cgru-s5-")
     load_edit(folder)
+    assert loads == ["emoji-canvas"], "a model is loaded once, however large"
     assert load(folder / "config.yaml").policy.iterations == 2
     assert "outside detector: concept in" in captured.out
     # Piped: a line for each of these few iterations, and what the log says.

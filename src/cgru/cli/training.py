@@ -53,9 +53,12 @@ def prepare_unlearn(options: Unlearn, root: Path) -> Work:
         if options.dry_run:
             record = describe_plan(parts) | {"run": str(folder), "config": to_dict(config)}
             return lambda: show(record, options.json, lambda console: tell_plan(console, record))
-    return lambda: _train(
-        config, folder, options.json, lambda listeners: unlearn(config, options.out, listeners=listeners)
-    )
+    loaded = [parts]  # given away, so that an existing run, which has sizes of its own, need not keep two models
+
+    def train(listeners: tuple[Listener, ...]) -> Run:
+        return unlearn(config, options.out, listeners=listeners, parts=loaded.pop())
+
+    return lambda: _train(config, folder, options.json, train)
 
 
 def asked_config(options: Unlearn) -> RunConfig:

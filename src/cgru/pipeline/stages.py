@@ -54,7 +54,12 @@ class Interrupted(Exception):
 
 
 def unlearn(
-    config: RunConfig, out: str | Path = RUNS, *, listeners: tuple[Listener, ...] = (), until: str = POLICY_STAGE
+    config: RunConfig,
+    out: str | Path = RUNS,
+    *,
+    listeners: tuple[Listener, ...] = (),
+    until: str = POLICY_STAGE,
+    parts: Parts | None = None,
 ) -> Run:
     """Run everything that is left to do for this config under the parent folder `out`, up to a stage; returns the run.
 
@@ -63,12 +68,13 @@ def unlearn(
         out: the parent folder.
         listeners: called after each iteration.
         until: the last stage; "2-critic" for a critic without a policy.
+        parts: what was loaded for this config already, for a run that is new; hold no other reference to them.
     """
     processes.from_main(lambda: _refuse_idle_processes(config))
     with exact_float32(), memory_in_words():
         is_new = processes.from_main(lambda: not (Path(out) / run_name(config)).exists())
         # Before there is a folder: what cannot be built leaves none behind.
-        parts, setting = processes.alike(lambda: _prepared(config)) if is_new else (None, None)
+        parts, setting = processes.alike(lambda: _prepared(config, parts)) if is_new else (None, None)
         run = processes.from_main(lambda: Run.create(Path(out), config))
         with _held(run):
             _stages(run, listeners, parts, setting, until)
@@ -93,8 +99,8 @@ def _refuse_idle_processes(config: RunConfig) -> None:
         )
 
 
-def _prepared(config: RunConfig) -> tuple[Parts, Setting | None]:
-    parts = load_parts(config)
+def _prepared(config: RunConfig, parts: Parts | None) -> tuple[Parts, Setting | None]:
+    parts = parts or load_parts(config)
     return parts, None if needs_heads(config, parts.concept) else build_setting(config, parts=parts)
 
 
