@@ -106,7 +106,7 @@ def _refuse_options(settings: Iterable[str]) -> None:
     for setting in settings:
         key, _, value = (part.strip() for part in setting.partition("="))
         if key in BY_OPTION:
-            raise ValueError(f"{setting!r} alone, and others go by it; allowed: {BY_OPTION[key]}. Give it there.")
+            raise ValueError(f"{setting!r}, but other settings go by it; allowed: {BY_OPTION[key]}. Give it there.")
         if key == MICRO_BATCH and re.fullmatch(r"0|-\d+", value):  # in a config 0 stands for what fits
             raise ValueError(f"{setting!r}; allowed: 1 pair or more. Leave it out: the run then finds what fits.")
 

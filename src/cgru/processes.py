@@ -6,7 +6,8 @@ rounding alone. `accelerate launch` or torchrun starts them and says so in WORLD
 process everything here is the identity, and neither torch nor accelerate is imported.
 
 Functions that need all processes must be called by all of them, in the same order: `spread`, `joined`, `add_up`,
-`any_of`, `alike`, `from_main`. The work that they are given must not call them in turn.
+`any_of`, `alike`, `from_main`. The work that they are given must not call them in turn, unless all processes do so in
+the same order whatever fails (`backbones.compiled`).
 """
 
 from __future__ import annotations

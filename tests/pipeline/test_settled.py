@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from side_by_side import side_by_side
 from torch._dynamo.utils import counters
 
+from cgru import processes
 from cgru.backbones.base import Backbone
 from cgru.backbones.steady import OneShape, compiled_backbone
 from cgru.config import RunConfig, override
@@ -94,3 +96,23 @@ def test_after_its_start_a_compiled_run_compiles_nothing(
     run = unlearn(config_of(sd_folder, "compile=true", "critic.kind=film", f"critic.decode={decode}"), tmp_path)
     assert run.is_done("3-policy") and len(list((run.path / "samples").iterdir())) == 3
     assert graphs == [counters["stats"]["unique_graphs"]]
+
+
+def compiled_in_one(folder: str, out: str) -> tuple[list[bool], int]:
+    """Whether the networks were compiled here, and the iterations of the run; the second process has no compiler."""
+    found = list[bool]()
+
+    def compiled(*args: Any, **settings: Any) -> Backbone:  # noqa: ANN401
+        backend = broken if processes.rank() else "aot_eager"
+        backbone = compiled_backbone(*args, backend=backend, **settings)
+        found.append(isinstance(backbone, OneShape) and backbone.one_graph)
+        return backbone
+
+    stages.compiled_backbone = compiled  # in a process of its own
+    run = unlearn(config_of(Path(folder), "compile=true", "critic.kind=latent"), out)
+    return found, len(read_metrics(run.path / "metrics.jsonl"))
+
+
+@pytest.mark.slow
+def test_where_one_process_cannot_compile_none_is_compiled(sd_folder: Path, tmp_path: Path) -> None:
+    assert side_by_side(2, compiled_in_one, str(sd_folder), str(tmp_path)) == [([False], 2)] * 2

@@ -60,17 +60,10 @@ def compile_network(
     network without such blocks is compiled as a whole. `failed_anywhere` is told whether it failed here and says
     whether it did in any process: among several, all are compiled or none, as the two round differently.
     """
-    begun = time.perf_counter()
-    whole: Any = network  # torch's types leave memory_format out
-    use_channel_norms(network)
-    parts, done = (_regions(network, glimpse) if glimpse else []) or [network], list[nn.Module]()
-    options = _known(INDUCTOR) if backend == "inductor" else None
-    whole.to(memory_format=torch.channels_last)
+    begun, done = time.perf_counter(), list[nn.Module]()
     failure: Exception | None = None
     try:
-        for part in parts:
-            part.compile(backend=backend, dynamic=False, options=options)
-            done.append(part)
+        _compile(network, glimpse, backend, done)
         with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
             probe()
     except Exception as error:  # no C++ compiler, no Triton, an operator it does not know: of almost any type
@@ -81,10 +74,25 @@ def compile_network(
         raise failure  # which has nothing to do with compiling
     reason = "in another process" if failure is None else one_line(failure)
     logger.warning("torch.compile failed (%s); %s runs as it is, slower", reason, what)
-    whole.to(memory_format=torch.contiguous_format)
+    _lay_out(network, torch.contiguous_format)
     for part in done:
         part.compile(disable=True)
     return None
+
+
+def _compile(network: nn.Module, glimpse: Callable[[], object] | None, backend: Backend, done: list[nn.Module]) -> None:
+    """Have torch compile the network, or blocks of it, when next called; `done` learns which parts."""
+    use_channel_norms(network)
+    options = _known(INDUCTOR) if backend == "inductor" else None
+    parts = (_regions(network, glimpse) if glimpse else []) or [network]
+    _lay_out(network, torch.channels_last)
+    for part in parts:
+        part.compile(backend=backend, dynamic=False, options=options)
+        done.append(part)
+
+
+def _lay_out(network: Any, memory: torch.memory_format) -> None:  # noqa: ANN401 - torch's types leave the format out
+    network.to(memory_format=memory)
 
 
 def _known(options: dict[str, bool]) -> dict[str, bool]:

@@ -80,7 +80,7 @@ def _tell_plan(console: Console, rows: Sequence[Mapping[str, Any]], out: Path) -
         if not row["not_run"]:
             console.print("\n".join(f"  {line}" for line in row["commands"]), soft_wrap=True)
     ready = sum(not row["not_run"] for row in rows)
-    console.print(f"{len(rows)} cells, {ready} of them can run; results and page: {out}", soft_wrap=True)
+    console.print(f"{ready} of {len(rows)} cells can run; results and page: {out}", soft_wrap=True)
 
 
 def _work(options: Reproduce, cells: Sequence[Cell], out: Path, only: Sequence[str]) -> int:
