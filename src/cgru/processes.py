@@ -6,8 +6,7 @@ rounding alone. `accelerate launch` or torchrun starts them and says so in WORLD
 process everything here is the identity, and neither torch nor accelerate is imported.
 
 Functions that need all processes must be called by all of them, in the same order: `spread`, `joined`, `add_up`,
-`any_of`, `alike`, `from_main`. The work that they are given must not call them in turn, unless all processes do so in
-the same order whatever fails (`backbones.compiled`).
+`any_of`, `alike`, `first_found`, `from_main`. The work that they are given must not call them in turn.
 """
 
 from __future__ import annotations
@@ -154,6 +153,16 @@ def alike(work: Callable[[], T]) -> T:
         failures = gather_object([found if is_bad else None])
         found = found if is_bad else next(failure for failure in failures if failure)
     return _checked(found)
+
+
+def first_found(work: Callable[[], T | None]) -> T | None:
+    """What the first process found whose own work found anything; an error in one is raised in all."""
+    found = alike(work)
+    if count() == 1:
+        return found
+    from accelerate.utils import gather_object
+
+    return next((each for each in gather_object([found]) if each is not None), None)
 
 
 def from_main(work: Callable[[], T]) -> T:

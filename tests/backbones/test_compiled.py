@@ -132,31 +132,24 @@ def test_the_look_at_one_sample_leaves_cudnns_attention_out(
 
 def test_among_processes_all_are_compiled_or_none(tiny: StableDiffusion, caplog: pytest.LogCaptureFixture) -> None:
     torch.compiler.reset()
-    before, told = latents(tiny), list[bool]()
+    before, told = latents(tiny), list[str | None]()
 
-    def elsewhere(failed: bool) -> bool:
-        told.append(failed)
-        return True
+    def elsewhere(work: Callable[[], str | None]) -> str:
+        told.append(work())
+        return "no compiler"
 
     with caplog.at_level(logging.WARNING):
-        found = compile_network(tiny.denoiser, lambda: None, what="it", backend="aot_eager", failed_anywhere=elsewhere)
-    assert found is None and told == [False]
+        found = compile_network(tiny.denoiser, lambda: None, what="it", backend="aot_eager", together=elsewhere)
+    assert found is None and told == [None]
     assert [record.message for record in caplog.records] == [
-        "torch.compile failed (in another process); it runs as it is, slower"
+        "torch.compile failed (no compiler); it runs as it is, slower"
     ]
     assert torch.equal(latents(tiny), before)
 
 
 def test_memory_that_runs_out_is_no_failure_to_compile(tiny: StableDiffusion) -> None:
-    told = list[bool]()
-
     def full() -> None:
         raise torch.OutOfMemoryError("none is left")
 
-    def anywhere(failed: bool) -> bool:
-        told.append(failed)
-        return failed
-
     with pytest.raises(torch.OutOfMemoryError):
-        compile_network(tiny.denoiser, full, what="it", backend="aot_eager", failed_anywhere=anywhere)
-    assert told == [True]  # the others must not wait for its answer
+        compile_network(tiny.denoiser, full, what="it", backend="aot_eager")

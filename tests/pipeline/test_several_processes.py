@@ -17,8 +17,11 @@ from side_by_side import Raised, side_by_side
 from test_survival import config_of, edit, only_run, uninterrupted  # noqa: F401 - a fixture
 
 from cgru import processes
+from cgru.backbones.base import Backbone
 from cgru.config import RunConfig, from_dict, to_dict
-from cgru.pipeline import resume, unlearn
+from cgru.pipeline import resume, setting, unlearn
+from cgru.pipeline import sizes as sizes_module
+from cgru.rl.problem import Sizes
 from cgru.runs import Run, read_metrics
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
@@ -115,6 +118,27 @@ def test_what_one_began_two_go_on_with(sd_folder: Path, tmp_path: Path, pair: Ru
     assert side_by_side(2, resumed, str(run.path)) == [str(run.path)] * 2
     assert is_same_edit(run, pair) and len(read_metrics(run.path / "metrics.jsonl")) == 3
     assert run.manifest["extra"]["sized_for"] == {"device": "cpu", "processes": 2}
+
+
+def of_other_sizes(table: dict[str, object], out: str) -> Sizes:
+    """The second process finds fewer pairs, as on a device with less memory; what it then computes with."""
+    found = list[Sizes]()
+
+    def sized(config: RunConfig, backbone: Backbone, sizes: Sizes | None = None) -> tuple[Backbone, Sizes]:
+        fewer = Sizes(64, 2, 64, 256) if processes.rank() and sizes is None else sizes
+        backbone, now = sizes_module.sized(config, backbone, fewer)
+        found.append(now)
+        return backbone, now
+
+    setting.sized = sized  # in a process of its own
+    unlearn(from_dict(table), out)
+    return found[-1]
+
+
+def test_all_take_the_sizes_of_the_main_process(sd_folder: Path, tmp_path: Path, pair: Run) -> None:
+    config = config_of(sd_folder)
+    assert side_by_side(2, of_other_sizes, to_dict(config), str(tmp_path)) == [Sizes(64, 64, 64, 256)] * 2
+    assert edit(only_run(tmp_path)) == edit(pair)
 
 
 def test_a_held_run_refuses_both(sd_folder: Path, pair: Run) -> None:

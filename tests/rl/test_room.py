@@ -20,7 +20,7 @@ from cgru.rl.collect import collect
 from cgru.rl.problem import Learner, Problem, Sizes
 from cgru.rl.retention import make_bank
 from cgru.rl.room import Room
-from cgru.rl.train import iterate, rounded_alike, train
+from cgru.rl.train import Iteration, iterate, rounded_alike, train
 from cgru.rl.update import TrainingError
 
 # 8 trajectories of 2 steps in 2 updates: 8 pairs each in 2 micro-batches of 4, and 4 of the bank.
@@ -181,6 +181,25 @@ def test_after_a_halving_every_update_of_the_iteration_goes_by_the_new_log_probs
     denoiser.register_forward_pre_hook(Cramped(most=4))
     record = iterate(problem, learner, None).record
     assert learner.updates == 2 and record["policy/ratio_max"] == 0
+
+
+def test_the_parity_check_goes_by_what_was_taken_again(sd_folder: Path) -> None:
+    """Memory runs out in it, on such a device: only the steps that are learned from have new log-probs."""
+    settings = ["dtype=bf16", "retention.kl=0", "sampling.steps=4", "policy.step_choice=shared"]
+    problem, learner = start(sd_folder, BEGUN, *settings, "policy.step_fraction=0.5")
+    problem = replace(problem, backbone=OneShape(problem.backbone, batch=4, decode_batch=4))
+    denoiser = problem.backbone.denoiser
+    denoiser.register_forward_hook(lambda network, args, out: (out[0] + 0.01 * len(args[0]), *out[1:]))
+    denoiser.register_forward_pre_hook(Cramped(most=4, learns=False, first=9))  # 2 batches of 4 steps are rollouts
+    told, seen = list[Sizes](), list[Iteration]()
+    train(
+        problem,
+        learner,
+        None,
+        after=lambda done: bool(seen.append(done)),
+        after_halving=lambda new: told.append(new.sizes),
+    )
+    assert told == [HALF] and seen[0].record["policy/parity"] == 0
 
 
 def cramped_in_one(folder: str, most: int) -> tuple[dict[str, Any], Sizes]:

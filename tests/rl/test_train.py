@@ -32,6 +32,8 @@ def test_parity_holds_after_collection_and_not_after_tampering(sd_folder: Path) 
     with pytest.raises(TrainingError, match=r"max \|ratio - 1\| is 0.0002: .*; allowed: 1e-05 in fp32") as caught:
         check_parity(problem, replace(batch, log_prob=tampered))
     assert "\n" not in str(caught.value)
+    with pytest.raises(TrainingError, match="on a device of the kind it began on"):
+        check_parity(problem, replace(batch, log_prob=tampered), is_first=False)
     tampered[1, 1] = torch.nan
     with pytest.raises(TrainingError):
         check_parity(problem, replace(batch, log_prob=tampered))

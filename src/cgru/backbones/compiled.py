@@ -52,27 +52,30 @@ def compile_network(
     what: str,
     glimpse: Callable[[], object] | None = None,
     backend: Backend = "inductor",
-    failed_anywhere: Callable[[bool], bool] = bool,
+    together: Callable[[Callable[[], str | None]], str | None] = lambda work: work(),
 ) -> float | None:
     """As `compile_denoiser`, for any network; `what` names it in the warning.
 
     With `glimpse`, a call on one sample, only blocks of the network are compiled: those that it shows to be large. A
-    network without such blocks is compiled as a whole. `failed_anywhere` is told whether it failed here and says
-    whether it did in any process: among several, all are compiled or none, as the two round differently.
+    network without such blocks is compiled as a whole. `together` does the work, which ends in why it failed, and says
+    why it failed in any process: among several, all are compiled or none, as the two round differently.
     """
     begun, done = time.perf_counter(), list[nn.Module]()
-    failure: Exception | None = None
-    try:
-        _compile(network, glimpse, backend, done)
-        with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
-            probe()
-    except Exception as error:  # no C++ compiler, no Triton, an operator it does not know: of almost any type
-        failure = error
-    if not failed_anywhere(failure is not None):
+
+    def failure() -> str | None:
+        try:
+            _compile(network, glimpse, backend, done)
+            with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=4 * GRAPHS):
+                probe()
+        except torch.OutOfMemoryError:
+            raise  # which has nothing to do with compiling
+        except Exception as error:  # no C++ compiler, no Triton, an operator it does not know: of almost any type
+            return one_line(error)
+        return None
+
+    reason = together(failure)
+    if reason is None:
         return time.perf_counter() - begun
-    if isinstance(failure, torch.OutOfMemoryError):
-        raise failure  # which has nothing to do with compiling
-    reason = "in another process" if failure is None else one_line(failure)
     logger.warning("torch.compile failed (%s); %s runs as it is, slower", reason, what)
     _lay_out(network, torch.contiguous_format)
     for part in done:

@@ -146,8 +146,7 @@ def compiled_backbone(
     """
     plain = steady_backbone(backbone, batch=batch, decode_batch=decode_batch)
     steady = replace(plain, one_graph=True)
-    x = torch.zeros((1, *backbone.latent_shape), device=backbone.device)
-    time, cond = torch.zeros(1, device=backbone.device, dtype=torch.long), backbone.encode_text([""])
+    x, time, cond = processes.alike(lambda: _one_sample(backbone))
 
     def update() -> None:
         with torch.enable_grad():
@@ -166,7 +165,7 @@ def compiled_backbone(
             steady.decode(x[..., ::shrink, ::shrink])
 
     blocks = glimpse if regional else None
-    compiled = partial(compile_network, backend=backend, failed_anywhere=processes.any_of)
+    compiled = partial(compile_network, backend=backend, together=processes.first_found)
     seconds = compiled(backbone.denoiser, update, what="the denoiser", glimpse=blocks)
     if seconds is None:  # said so; the decoder would fail alike, and say so again
         return plain
@@ -174,6 +173,11 @@ def compiled_backbone(
     more = compiled(backbone.decoder, decode, what="the decoder")
     logger.info("compiled the denoiser in %.0f s, the decoder %s", seconds, f"in {more:.0f} s" if more else "not")
     return replace(steady, compile_seconds={"denoiser": seconds, "decoder": more or 0.0})
+
+
+def _one_sample(backbone: Backbone) -> tuple[Tensor, Tensor, Conditioning]:
+    x = torch.zeros((1, *backbone.latent_shape), device=backbone.device)
+    return x, torch.zeros(1, device=backbone.device, dtype=torch.long), backbone.encode_text([""])
 
 
 @contextmanager

@@ -40,6 +40,7 @@ def prepare_unlearn(options: Unlearn, root: Path) -> Work:
     """Resolve and check the whole config, load model and prompts; nothing is written."""
     config = asked_config(options)
     quiet_libraries()
+    from cgru.backbones.base import exact_float32
     from cgru.cli.plan import describe_plan, prepare_parts
     from cgru.cli.trackers import check_tracker
     from cgru.evaluation.store import check_writable
@@ -48,7 +49,7 @@ def prepare_unlearn(options: Unlearn, root: Path) -> Work:
     check_tracker(config.tracker)
     check_writable(options.out)
     folder = options.out / run_name(config)
-    with memory_in_words():
+    with exact_float32(), memory_in_words():  # as the run itself: sizes are measured here
         parts = prepare_parts(config)
         if options.dry_run:
             record = describe_plan(parts) | {"run": str(folder), "config": to_dict(config)}

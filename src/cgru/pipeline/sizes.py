@@ -93,6 +93,12 @@ def machine(config: RunConfig) -> dict[str, Any]:
     return {"device": name, "processes": processes.count()}
 
 
+def describe_sizes(sizes: Sizes) -> str:
+    """The sizes in words, for the log."""
+    mode = "low-memory" if sizes.low_memory else "full-speed"
+    return f"{sizes.rollout} trajectories, {sizes.update} pairs and {sizes.decode} latents at once, {mode} mode"
+
+
 def fitting_sizes(config: RunConfig, backbone: Backbone) -> Sizes:
     """Batch sizes for this machine; on CUDA a model that needs the low-memory mode has its checkpointing on after."""
     is_small = torch.Size(backbone.latent_shape).numel() <= 4096

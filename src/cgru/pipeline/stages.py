@@ -34,7 +34,7 @@ from cgru.pipeline.critic import CRITIC_STAGE, critic_stage, tower_source
 from cgru.pipeline.observer import POLICY_STAGE, Listener, Observer
 from cgru.pipeline.reward import needs_heads, train_heads
 from cgru.pipeline.setting import Parts, Setting, build_setting, load_parts, prompts_hash
-from cgru.pipeline.sizes import machine
+from cgru.pipeline.sizes import describe_sizes, machine
 from cgru.rewards.weights import lineage_of
 from cgru.rl.checkpoint import from_files
 from cgru.rl.problem import Learner, Problem, Sizes, make_learner
@@ -141,7 +141,7 @@ def _stages(
     if until == CRITIC_STAGE:
         return
     learner = _learner(setting.problem, critic)
-    fast = processes.alike(lambda: settled(setting))
+    fast = settled(setting)
     with no_recompiles() if run.config.compile else nullcontext():
         _policy_stage(run, fast, learner, listeners)
 
@@ -174,6 +174,8 @@ def _known_parts(run: Run, parts: Parts | None, keeps_sizes: bool) -> Parts:
             f"the prompts of the run {str(run.path)!r} are not those it began with; allowed: the same. "
             f"Restore {run.config.prompts.source!r}, or start another run."
         )
+    if parts.backbone.device.type == "cuda":
+        logger.info("batches: %s", describe_sizes(parts.sizes))
     facts = {"sizes": asdict(parts.sizes), "sized_for": here, "prompts": found}
     processes.from_main(lambda: run.annotate(**facts))
     return parts
@@ -213,10 +215,14 @@ def _alike_in_size(config: RunConfig, parts: Parts) -> Parts:
 
 
 def _known_setting(run: Run, parts: Parts, heads: Path | None, setting: Setting | None) -> Setting:
-    """The setting, built if there is none yet or if the run began with other sizes."""
-    if setting is None or setting.problem.sizes != parts.sizes:
-        setting = processes.alike(lambda: build_setting(run.config, heads=heads, parts=parts))
-    return setting
+    """The setting, built where there is none yet or one of other sizes; all processes ask, though not all may build."""
+
+    def known() -> Setting:
+        if setting is not None and setting.problem.sizes == parts.sizes:
+            return setting
+        return build_setting(run.config, heads=heads, parts=parts)
+
+    return processes.alike(known)
 
 
 def trainers(setting: Setting) -> dict[str, dict[str, Any] | None]:

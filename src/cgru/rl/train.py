@@ -102,7 +102,9 @@ def _iterate(room: Room, learner: Learner, bank: Bank | None) -> Iteration:
         looked_at = own if index == 0 else own[:1]
         parity = room.attempt(
             "the parity check",
-            lambda fitting: check_parity(fitting, rounded_alike(looked_at, collected, fitting, first=0)),
+            lambda fitting: check_parity(
+                fitting, rounded_alike(looked_at, collected, fitting, first=0), is_first=index == 0
+            ),
         )
         record |= {"policy/parity": parity} if is_recorded else {}
         room.is_checked = True
@@ -184,13 +186,13 @@ def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Ten
 
 
 @torch.no_grad()
-def check_parity(problem: Problem, trajectory: Trajectory) -> float:
-    """max |ratio - 1| over all stochastic steps before an update; too large is an error.
+def check_parity(problem: Problem, trajectory: Trajectory, *, is_first: bool = True) -> float:
+    """max |ratio - 1| over all steps that updates go by, before an update; too large is an error.
 
     The log-probs are those kept from the rollout: if they were not what the update computes, every ratio would lie.
     Only of the policy's own trajectories: those that explore were drawn under another prompt, so their ratio is not 1.
     """
-    everything = plans(len(trajectory), trajectory.stochastic, updates=1, generator=problem.generator("parity"))[0]
+    everything = plans(len(trajectory), trajectory.trained, updates=1, generator=problem.generator("parity"))[0]
     before = trajectory.log_prob[everything.sample_ids, everything.step_ids]
     off = ((_rescored(problem, trajectory, everything) - before).exp() - 1).abs()
     worst = float(off.max())  # NaN if any is, which Python's max would pass over
@@ -199,16 +201,18 @@ def check_parity(problem: Problem, trajectory: Trajectory) -> float:
     if not worst <= allowed:
         raise TrainingError(
             f"before the update max |ratio - 1| is {worst:.2g}: the rollout's log-probs are not the update's; "
-            f"allowed: {allowed:.2g} in {problem.config.dtype}. {_advice(problem)}"
+            f"allowed: {allowed:.2g} in {problem.config.dtype}. {_advice(problem, is_first)}"
         )
     logger.info("parity: max |ratio - 1| = %.2g over %d pairs (allowed %.2g)", worst, len(everything), allowed)
     return worst
 
 
-def _advice(problem: Problem) -> str:
+def _advice(problem: Problem, is_first: bool) -> str:
     config, size = problem.config, problem.sizes.update
     if config.sampling.merged:
         return "Set sampling.merged=false."
+    if not is_first:  # settings that decide how a run rounds cannot be changed any more
+        return "Go on with it on a device of the kind it began on, or begin another run."
     is_unsafe = config.dtype != "fp32" and size & (size - 1) != 0  # no power of two: see pipeline.sizes
     return "Set policy.micro_batch to a power of two." if is_unsafe else "Raise policy.clip, or run in fp32."
 
