@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -114,6 +115,15 @@ def test_what_needs_no_cluster_is_checked_before_one_is_started(
     Path("few.txt").write_text("a dog\n")
     assert main(["sweep", "Dogs", *words]) == 2
     assert told in capsys.readouterr().err and not ray.is_initialized()
+
+
+@needs_ray
+@pytest.mark.parametrize("words", [["sweep", "Dogs", "reward.name=concpt"], ["reproduce", "--model", "no/such/folder"]])
+def test_nothing_but_the_mistake_is_said(words: list[str], workdir: Path) -> None:
+    """In a process of its own: the notes of other libraries come when they are imported."""
+    done = subprocess.run([sys.executable, "-m", "cgru", *words], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("cgru: ") and done.stderr.count("\n") == 1
 
 
 @needs_ray

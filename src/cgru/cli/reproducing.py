@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgru.cli.live import duration
 from cgru.cli.options import Reproduce
-from cgru.cli.terminal import show
+from cgru.cli.terminal import quiet_libraries, show
 from cgru.experiments.cells import Cell
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import find_scale
@@ -41,6 +41,7 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
     out = options.out or Path("runs") / f"reproduce-{scale.name}"
     if options.dry_run:
         return lambda: dry_run(cells, out, options.device, options.json)
+    quiet_libraries()
     from cgru.cli.plan import check_words
     from cgru.evaluation.store import check_writable
     from cgru.experiments.work import check_free

@@ -15,7 +15,7 @@ from cgru.cli import options as asked
 from cgru.cli.live import duration
 from cgru.cli.parse import SETTING
 from cgru.cli.reproducing import dry_run
-from cgru.cli.terminal import names_of, show
+from cgru.cli.terminal import names_of, quiet_libraries, show
 from cgru.experiments.cells import Cell
 from cgru.experiments.cluster import Share, check_installed, check_share
 from cgru.experiments.sweep import Sweep, benchmark_of, plan
@@ -34,6 +34,7 @@ def prepare_sweep(options: asked.Sweep, root: Path) -> Callable[[], int]:
     sweep = read_sweep(options)
     _check_options(options)
     check_share(options.share)
+    quiet_libraries()
     cells = plan(sweep, root)
     if options.dry_run:
         return lambda: dry_run(cells, options.out, options.device, options.json)
