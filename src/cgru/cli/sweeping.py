@@ -108,15 +108,18 @@ def work(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> int:
 
     begun = time.monotonic()
     try:
-        records = _carry_out(options, cells, share)
+        # Of a lost node Ray itself tells on stdout, which is for the result, at any time until we have left.
+        with redirect_stdout(sys.stderr):
+            try:
+                records = _carry_out(options, cells, share)
+            finally:
+                disconnect()
     except KeyboardInterrupt:
         print(f"cgru: interrupted; the same command goes on with {str(options.out)!r}.", file=sys.stderr)
         return 130
     except (ValueError, ConnectionError) as error:  # another sweep took the folder meanwhile; the cluster is gone
         print(f"cgru: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    finally:
-        disconnect()
     return tell(options, records, time.monotonic() - begun)
 
 
@@ -128,8 +131,7 @@ def _carry_out(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> Seq
     out = options.out.resolve()  # a worker has a folder of its own
     about = {"command": shlex.join(["cgru", *sys.argv[1:]]), "share": {"cpus": share.cpus, "gpus": share.gpus}}
     pool = RayPool(Order(out, share.device, share.threads), share)
-    # Of a lost node Ray itself tells on stdout, which is for the result.
-    with shown(cells, out, is_quiet=options.json) as board, redirect_stdout(sys.stderr):
+    with shown(cells, out, is_quiet=options.json) as board:
         lookout = Lookout(board, pool.has_room)
         return carry_out(
             cells,
