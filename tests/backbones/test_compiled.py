@@ -86,11 +86,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
 def test_only_inductor_has_options_and_only_those_that_torch_knows(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = nn.Identity()
+    network, known = nn.Identity(), dict(compiled.INDUCTOR)
     monkeypatch.setitem(compiled.INDUCTOR, "triton.no_such_option", True)
     for backend in ("inductor", "aot_eager", broken_backend):
         compile_network(network, lambda: None, what="nothing", backend=backend)
-    assert [options for _, _, options in told] == [{"triton.autotune_pointwise": False}, None, None]
+    assert [options for _, _, options in told] == [known, None, None]
+    assert known == {"triton.autotune_pointwise": False, "deterministic": True}
     torch.compile(network, options=told[0][2])  # refuses what it does not know
     with pytest.raises(RuntimeError, match="no_such_option"):
         torch.compile(network, options=compiled.INDUCTOR)

@@ -27,9 +27,11 @@ LEAST_MAP = {Transformer2DModel: 32, ResnetBlock2D: 1, ChannelGroupNorm: 4}
 Each shape of a block costs 6 to 12 seconds of compilation, so residual blocks on smaller maps, each of a shape of its
 own, are left alone but for their GroupNorms: those copy channels-last maps to and fro where they are not compiled. A
 norm costs 2 or 3 seconds, too much of a start for shapes that only one has. The smallest maps hold too little."""
-INDUCTOR = {"triton.autotune_pointwise": False}
-"""Inductor would compile several forms of each elementwise kernel and time them. On an H200 that is 7 seconds of timing
-alone, for updates that are 1 % faster."""
+INDUCTOR = {"triton.autotune_pointwise": False, "deterministic": True}
+"""Inductor would compile several forms of each kernel and time them on the device: elementwise ones but for the first
+option, reductions but for the second. With one form of each an H200 was ready in little more than half the time and as
+fast (docs/lab.md). A resumed run has the kernels it began with, too, where timing might choose others, which round
+otherwise."""
 GRAPHS = 256
 """Blocks share torch's cache of graphs, which holds 8 by default; a UNet has some 20 blocks that differ in shape."""
 
