@@ -3,8 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOWEST := .venv-lowest
+# Tests run in as many processes as there are cores; torch has one thread in each (tests/conftest.py).
+# `make test JOBS=0` runs them in this process, which a debugger needs.
+JOBS ?= $(shell nproc 2>/dev/null || echo auto)
+IN_PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadgroup
+# What differs most from version to version of the libraries: their models, LoRA, samplers, files, tables, the commands.
+QUICK := tests/backbones tests/lora tests/mdp tests/rl tests/methods tests/test_config.py tests/test_export.py \
+	tests/test_cli.py tests/test_cli_unlearn.py tests/test_versions.py
 
-.PHONY: help setup demo test test-all lint types format clean
+.PHONY: help setup demo test test-slow test-all test-lowest lint types format clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -43,11 +51,22 @@ format: setup ## format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: lint types ## lint, types and fast tests (about 9 minutes on two cores)
-	$(BIN)/pytest
+test: lint types ## lint, types and fast tests (at most 5 minutes on two cores)
+	$(BIN)/pytest $(IN_PARALLEL)
 
-test-all: test ## the slow tiers too
-	$(BIN)/pytest -m slow
+test-slow: setup ## tests marked slow: training, the built wheel, a browser, Ray
+	$(BIN)/pytest $(IN_PARALLEL) -m slow
+
+test-all: test test-slow ## both tiers
+
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet -c constraints-lowest.txt torch
+	$(LOWEST)/bin/python -m pip install --quiet -c constraints-lowest.txt -e '.[test]'
+	touch $@
+
+test-lowest: $(LOWEST)/.installed ## a quick part of the tests with the lowest versions that pyproject.toml allows
+	$(LOWEST)/bin/python -m pytest $(IN_PARALLEL) $(QUICK)
 
 clean: ## remove what was installed and built
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) $(LOWEST) build dist runs

@@ -11,7 +11,7 @@ from paper_loop import fast_settings, settings
 from sd15 import clip_tflop, forward_tflop, random_clip_b32, random_sd15
 
 from cgru.backbones.base import parse_dtype, pick_device
-from cgru.config import RunConfig
+from cgru.config import RLConfig
 from cgru.critic.views import SHRINKS
 
 
@@ -23,7 +23,7 @@ def counted(options: argparse.Namespace) -> dict[str, Any]:
     return {"of_one": one, "pieces": _pieces(config, one), "pieces_fast": _pieces(fast_settings(config), one)}
 
 
-def _pieces(config: RunConfig, one: dict[str, float]) -> dict[str, float]:
+def _pieces(config: RLConfig, one: dict[str, float]) -> dict[str, float]:
     n, steps, share = config.policy.trajectories, config.sampling.steps, config.policy.step_fraction
     looked_at = n * steps * (1.0 if config.policy.step_choice == "each" else share)
     sampled = n * steps * (2 if config.sampling.guidance > 1 else 1) * one["denoiser"]

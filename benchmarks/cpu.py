@@ -16,12 +16,12 @@ import torch
 from loops import PARTS, Clock, Loop
 from torch import nn
 
-from cgru.backbones.adapter import attach
-from cgru.config import RunConfig, override
-from cgru.pipeline.critic import build_untrained_critic
-from cgru.pipeline.setting import build_setting
+from cgru.config import RLConfig, as_rl, override
+from cgru.lora.train import attach
 from cgru.presets import preset
-from cgru.rl.problem import Sizes, make_learner
+from cgru.rl.build import build_setting
+from cgru.rl.critic_stage import build_untrained_critic
+from cgru.rl.state import Sizes, make_learner
 
 PLAIN = Sizes(rollout=4, update=2, decode=2, score=2)
 """DDPO's and the paper's batches: 4 samples at a time, 2 per backward pass."""
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2, help="measured epochs of each loop, after one to warm up")
     parser.add_argument("set", nargs="*", metavar="KEY=VALUE", help="other settings than the demo's")
     arguments = parser.parse_args()
-    table = measure(override(preset("demo", "Dogs"), arguments.set), arguments.epochs)
+    table = measure(override(as_rl(preset("demo", "Dogs")), arguments.set), arguments.epochs)
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {table['trajectories']} trajectories an epoch"
     )
@@ -46,7 +46,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps(table, indent=1) + "\n")
 
 
-def measure(config: RunConfig, epochs: int) -> dict[str, object]:
+def measure(config: RLConfig, epochs: int) -> dict[str, object]:
     """Seconds per epoch, part by part, mean over epochs that alternate between the loops."""
     loops = {name: build(config, name == "plain") for name in ("plain", "ours")}
     totals = {name: dict.fromkeys(PARTS, 0.0) for name in loops}
@@ -77,7 +77,7 @@ def measure(config: RunConfig, epochs: int) -> dict[str, object]:
     }
 
 
-def build(config: RunConfig, plain: bool) -> Loop:
+def build(config: RLConfig, plain: bool) -> Loop:
     """A loop with a model, LoRA and critic of its own."""
     setting = build_setting(config, sizes=PLAIN if plain else None)
     problem = setting.problem

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from cgru.backbones.base import exact_float32
-from cgru.config import RunConfig, override, to_dict
+from cgru.config import RLConfig, as_rl, override, to_dict
 from cgru.critic.fit import WarmStart, split, warm_start, warm_start_classes
 from cgru.critic.views import Critic
 from cgru.mdp.trajectory import Trajectory
-from cgru.pipeline.critic import build_untrained_critic, class_labels, class_of, warm_start_trajectories
-from cgru.pipeline.setting import Setting, build_setting
 from cgru.presets import resolve_config
+from cgru.rl.build import Setting, build_setting
 from cgru.rl.collect import choose, sampled, scored, viewed
+from cgru.rl.critic_stage import build_untrained_critic, class_labels, class_of, warm_start_trajectories
 
 Table = dict[str, Any]
 
@@ -83,7 +83,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps({"config": to_dict(config), **tables}, indent=1) + "\n")
 
 
-def configured(arguments: argparse.Namespace) -> RunConfig:
+def configured(arguments: argparse.Namespace) -> RLConfig:
     """The preset `best` with what collecting for all critics needs; `fitted` then says which critic."""
     count = arguments.trajectories + arguments.held_out
     ours = [
@@ -97,10 +97,10 @@ def configured(arguments: argparse.Namespace) -> RunConfig:
         "retention.share=0",  # so that retain prompts have the concept's reward too
         "watch.every=0",
     ]
-    return override(resolve_config(arguments.concept, preset_name="best", overrides=arguments.set), ours)
+    return override(as_rl(resolve_config(arguments.concept, preset_name="best", overrides=arguments.set)), ours)
 
 
-def measure(config: RunConfig, held_out: int, seeds: int) -> Table:
+def measure(config: RLConfig, held_out: int, seeds: int) -> Table:
     """Every set's table; seed by seed, so that one set of trajectories is held at a time."""
     found: list[Table] = []
     for seed in range(seeds):

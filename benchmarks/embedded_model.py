@@ -24,8 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPVisionModelWithProjection
 
 from cgru.backbones import load_model
-from cgru.backbones.sd import ASSETS
-from cgru.evaluation.judges import load_judge
+from cgru.embedded import ROOT
+from cgru.evaluation.judges.classifiers import load_judge
 
 LIMITS = {"denoiser": 1.0, "decode": 0.6}
 """GFLOP per sample that the design allows."""
@@ -46,7 +46,7 @@ class Row:
 def pieces() -> dict[str, Piece]:
     """Each network as a function of the batch size."""
     model = load_model("emoji-canvas", device="cpu")
-    tower = CLIPVisionModelWithProjection.from_pretrained(ASSETS / "emoji-canvas" / "clip", dtype=torch.float32).eval()
+    tower = CLIPVisionModelWithProjection.from_pretrained(ROOT / "emoji-canvas" / "clip", dtype=torch.float32).eval()
     judge = load_judge("object")
     text = model.encode_text(["A Dogs image in Flat style"])
     middle = torch.tensor([500])

@@ -38,10 +38,11 @@ from sd15 import SD15
 from torch._dynamo.utils import counters
 
 from cgru.backbones.base import exact_float32, pick_device
-from cgru.backbones.steady import OneShape, compiled_backbone, no_recompiles
 from cgru.critic.views import SHRINKS
-from cgru.pipeline.sizes import LOW_TOTAL
-from cgru.rl.problem import Sizes
+from cgru.fast.fixed_batch import OneShape, compiled_backbone, no_recompiles
+from cgru.rl.batch_size import LOW_TOTAL
+from cgru.rl.oom_retry import Memory
+from cgru.rl.state import Sizes
 from cgru.rl.train import iterate
 from cgru.runs import commit_of
 
@@ -117,7 +118,7 @@ def timed(loop: Loop, *, of_steps: int, whole: bool) -> dict[str, Any]:
         loop.learner.iteration = 1  # the first one checks parity as well
         begun = Clock(loop.problem.backbone.device)
         with begun.part("iterate"):
-            iterate(loop.problem, loop.learner, None)
+            iterate(Memory(loop.problem), loop.learner, None)
         found["iterate_seconds"] = begun.spent["iterate"].seconds
     return found
 

@@ -33,13 +33,14 @@ from diffusers import StableDiffusionPipeline
 from sd15 import SD15, forward_tflop, random_sd15
 
 from cgru.backbones.base import parse_dtype, pick_device
-from cgru.backbones.compiled import compile_denoiser
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
-from cgru.evaluation.base import Job, Sampling
-from cgru.evaluation.canvas import load_benchmark
+from cgru.evaluation.base import Job
+from cgru.evaluation.benchmarks.canvas import load_benchmark
 from cgru.evaluation.drawing import default_batch, draw
-from cgru.evaluation.judges import load_judge
-from cgru.evaluation.runner import Panel, predict
+from cgru.evaluation.judges.classifiers import load_judge
+from cgru.evaluation.runner import JudgePanel, predict
+from cgru.fast.compile import compile_denoiser
+from cgru.tasks import Sampling
 
 EMBEDDED = "emoji-canvas"
 OFFICIAL = Sampling(steps=50, guidance=7.5, eta=0.0)
@@ -102,7 +103,7 @@ def theirs(pipeline: StableDiffusionPipeline, jobs: Sequence[Job], sampling: Sam
 
 
 def ours(
-    model: StableDiffusion, jobs: Sequence[Job], sampling: Sampling, panel: Panel, batch_size: int, *, padded: bool
+    model: StableDiffusion, jobs: Sequence[Job], sampling: Sampling, panel: JudgePanel, batch_size: int, *, padded: bool
 ) -> None:
     """What `cgru evaluate` does with jobs, into a folder of its own: nothing is found drawn already."""
     with tempfile.TemporaryDirectory(prefix="cgru-throughput-") as folder:
@@ -164,7 +165,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     else:
         model, sampling = load_stable_diffusion(EMBEDDED, device=device, dtype=dtype), grid.sampling
     sampling = replace(sampling, steps=options.steps or sampling.steps)
-    panel = Panel({name: load_judge(name, device=device) for name in grid.judges}, grid.feature_judge)
+    panel = JudgePanel({name: load_judge(name, device=device) for name in grid.judges}, grid.feature_judge)
     size = options.batch_size or default_batch(device)
     jobs = grid.jobs(None)[: options.batches * size]
     pipeline = pipeline_of(model)

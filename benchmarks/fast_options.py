@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import statistics
 import subprocess
@@ -28,8 +27,9 @@ from typing import Any
 
 import torch
 
-from cgru.disk import atomic_write
+from cgru.atomic_io import atomic_write
 from cgru.evaluation.base import stable_hash
+from cgru.evaluation.intervals import student
 from cgru.pipeline import unlearn
 from cgru.presets import resolve_config
 
@@ -54,8 +54,6 @@ ARMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 OURS = ("samples_every=0", "checkpoint_every=20", "watch.every=1000")
 """Of every arm: no strips, and one look of the outside detector, at the end. They change no weights."""
 MEASURES = ("ua", "ira")
-# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the last, a little too wide.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
 
 Table = dict[str, Any]
 
@@ -197,10 +195,9 @@ def paired(differences: Mapping[str, float]) -> Table:
     for cell, difference in differences.items():
         concepts.setdefault(re.sub(r"-s\d+.*", "", cell), []).append(difference)
     means = [statistics.mean(found) for found in concepts.values()]
-    mean, k = statistics.mean(means), len(means)
-    half = T95[min(k - 1, len(T95)) - 1] * statistics.stdev(means) / math.sqrt(k) if k > 1 else None
-    ends = {"low": None, "high": None} if half is None else {"low": mean - half, "high": mean + half}
-    return {"mean": mean, **ends, "n": len(differences), "concepts": k, "pairs": dict(differences)}
+    low, high = student(means) or (None, None)
+    about = {"n": len(differences), "concepts": len(means), "pairs": dict(differences)}
+    return {"mean": statistics.mean(means), "low": low, "high": high, **about}
 
 
 def shown(value: float | None, scale: float = 100, digits: int = 1) -> str:

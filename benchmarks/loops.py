@@ -20,9 +20,9 @@ from cgru.mdp.trajectory import Trajectory
 from cgru.rewards.base import Reward
 from cgru.rl.advantage import critic_advantage
 from cgru.rl.batches import Plan, plans
-from cgru.rl.choice import chosen
 from cgru.rl.collect import collect, scored, valued, viewed
-from cgru.rl.problem import Learner, Problem
+from cgru.rl.state import Learner, Problem
+from cgru.rl.step_selection import chosen
 from cgru.rl.update import Update, policy_step
 
 SAMPLING, FINAL, REWARD = "sampling", "decode x_0", "reward"

@@ -1,6 +1,6 @@
 """The loop of `paper-object` around random weights: model, reward, critic and LoRA of the real classes and sizes.
 
-Built as `cgru.pipeline.setting` builds it, but for the weights, which there come from files or the hub.
+Built as `cgru.rl.build` builds it, but for the weights, which there come from files or the hub.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from peft import LoraConfig
 from sd15 import CLIP_MEAN, CLIP_STD, random_clip_b32, random_sd15
 from torch import nn
 
-from cgru.backbones.adapter import TARGETS, attach
 from cgru.backbones.base import parse_dtype, pick_device
-from cgru.backbones.steady import steady_backbone
-from cgru.config import RunConfig, override
+from cgru.config import RLConfig, as_rl, override
 from cgru.critic import build_critic
+from cgru.critic.film import text_width
 from cgru.critic.tower import Tower as CriticTower
-from cgru.pipeline.setting import all_prompts, resolve_prompts
-from cgru.pipeline.sizes import sized
+from cgru.fast.fixed_batch import steady_backbone
+from cgru.lora.train import UNET_TARGETS, attach
 from cgru.presets import preset
 from cgru.rewards.concept import ConceptReward
 from cgru.rewards.heads import ClassHeads, Tower
-from cgru.rl.problem import Problem, Sizes, make_learner
+from cgru.rl.batch_size import sized
+from cgru.rl.build import all_prompts, resolve_prompts
+from cgru.rl.state import Problem, Sizes, make_learner
 
 CONCEPT = "Dogs"
 LoraMaker = Callable[[Problem], dict[str, nn.Parameter]]
 
 
-def settings(options: argparse.Namespace) -> RunConfig:
+def settings(options: argparse.Namespace) -> RLConfig:
     """The preset, with what the options change."""
     changes = [f"dtype={options.dtype}", f"sampling.steps={options.steps}", f"policy.micro_batch={options.update}"]
-    return override(preset("paper-object", CONCEPT), [*changes, f"policy.trajectories={options.trajectories}"])
+    return override(as_rl(preset("paper-object", CONCEPT)), [*changes, f"policy.trajectories={options.trajectories}"])
 
 
-def fast_settings(config: RunConfig) -> RunConfig:
+def fast_settings(config: RLConfig) -> RLConfig:
     """The same epoch with what the preset `fast` leaves out."""
-    fast = preset("fast", CONCEPT, model=config.model)
+    fast = as_rl(preset("fast", CONCEPT, model=config.model))
     policy = replace(config.policy, step_fraction=fast.policy.step_fraction, step_choice=fast.policy.step_choice)
     return replace(config, policy=policy, critic=replace(config.critic, decode=fast.critic.decode))
 
@@ -56,7 +57,7 @@ def peft_lora(problem: Problem) -> dict[str, nn.Parameter]:
     """A LoRA as DDPO implementations have it: peft's, in float32, and so are its products."""
     policy = problem.config.policy
     network: Any = problem.backbone.denoiser  # diffusers' mixin methods are not part of nn.Module
-    targets = TARGETS.get(policy.targets, policy.targets)
+    targets = UNET_TARGETS.get(policy.targets, policy.targets)
     network.add_adapter(LoraConfig(r=policy.rank, lora_alpha=policy.alpha, target_modules=targets))
     parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
     for parameter in parameters.values():
@@ -90,7 +91,7 @@ def nudged(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def random_reward(config: RunConfig, device: torch.device, *, tiny: bool) -> ConceptReward:
+def random_reward(config: RLConfig, device: torch.device, *, tiny: bool) -> ConceptReward:
     """The paper's: CLIP ViT-B/32 with a class head."""
     network, labels = random_clip_b32(0, tiny=tiny), (CONCEPT, "other")
     lineage = {"name": "random", "weights": [], "started_from": []}
@@ -110,7 +111,7 @@ def random_critic(problem: Problem, *, tiny: bool) -> nn.Module:
         scale=problem.reward.high - problem.reward.low,
         prior=5.0,
         latent_shape=problem.backbone.latent_shape,
-        text_width=int(problem.encode([""]).embeddings.shape[-1]),
+        text_width=text_width(problem.encode([""])),
         dtype=problem.backbone.dtype,
     ).to(problem.backbone.device)
 

@@ -20,7 +20,7 @@ from cgru.backbones.sd import StableDiffusion
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl.batches import Plan
 from cgru.rl.collect import collect
-from cgru.rl.problem import Learner, Problem
+from cgru.rl.state import Learner, Problem
 from cgru.rl.update import Update, policy_step
 
 AGREEMENT_PAIRS = 32

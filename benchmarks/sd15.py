@@ -17,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, CLIPVisionConfig, CLIPVisionModelWithProjection
 
-from cgru.backbones.sd import ASSETS, StableDiffusion
+from cgru.backbones.sd import StableDiffusion
+from cgru.embedded import ROOT
 
 SD15 = "sd15-random"
 UNET: dict[str, Any] = {"sample_size": 64, "cross_attention_dim": 768}
@@ -45,7 +46,7 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 
 def random_sd15(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> StableDiffusion:
     """Stable Diffusion 1.5 without its weights; tokens are those of the embedded model, which do not matter here."""
-    tokenizer = CLIPTokenizer.from_pretrained(ASSETS / "emoji-canvas" / "tokenizer", model_max_length=77)
+    tokenizer = CLIPTokenizer.from_pretrained(ROOT / "emoji-canvas" / "tokenizer", model_max_length=77)
     marks = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     text = {name: max(size // 24, 2) for name, size in TEXT.items()} | {"num_attention_heads": 4} if tiny else TEXT
     unet = {**UNET, "block_out_channels": TINY["unet"], "sample_size": 16} if tiny else UNET

@@ -17,12 +17,11 @@ from pathlib import Path
 import torch
 
 from cgru.backbones import load_model
-from cgru.evaluation.assets import load_vocabulary
-from cgru.evaluation.judges import load_judge
-from cgru.evaluation.statistics import wilson
+from cgru.embedded import load_lexicon, load_vocabulary
+from cgru.evaluation.intervals import wilson
+from cgru.evaluation.judges.classifiers import load_judge
 from cgru.mdp.rollout import sample
 from cgru.seeds import child_seed
-from cgru.tasks import load_lexicon
 from tools.emoji_canvas import captions
 
 UNKNOWN = """accountant algebra anthem arcade armchair assembly atlas audience ballot banquet barcode biology bonus

@@ -21,6 +21,8 @@ for package in ("mdp", "rl", "critic", "rewards"):
 torch.set_num_threads(1)  # tiny networks: a second thread only waits
 
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel  # noqa: E402
+from tiny_assets import write_assets  # noqa: E402
+from tiny_families import tiny_sd3, tiny_sdxl  # noqa: E402
 from tokenizers.pre_tokenizers import ByteLevel  # noqa: E402
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer  # noqa: E402
 
@@ -29,11 +31,11 @@ from cgru.backbones.sd import StableDiffusion, load_stable_diffusion  # noqa: E4
 TOKENS = 16
 
 
-def tiny_tokenizer() -> CLIPTokenizer:
+def tiny_tokenizer(length: int = TOKENS) -> CLIPTokenizer:
     """A byte-level CLIP tokenizer without merges: one token a character."""
     letters = sorted(ByteLevel.alphabet())
     vocab = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    return CLIPTokenizer(vocab={token: i for i, token in enumerate(vocab)}, merges=[], model_max_length=TOKENS)
+    return CLIPTokenizer(vocab={token: i for i, token in enumerate(vocab)}, merges=[], model_max_length=length)
 
 
 def tiny_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
@@ -44,7 +46,7 @@ def tiny_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
-        max_position_embeddings=TOKENS,
+        max_position_embeddings=tokenizer.model_max_length,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -52,11 +54,11 @@ def tiny_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
     return CLIPTextModel(config)
 
 
-def tiny_pipeline(prediction_type: str) -> StableDiffusionPipeline:
-    """A whole random pipeline; the same weights each time."""
+def tiny_pipeline(prediction_type: str, length: int = TOKENS) -> StableDiffusionPipeline:
+    """A whole random pipeline that reads `length` tokens; the same weights each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        tokenizer = tiny_tokenizer()
+        tokenizer = tiny_tokenizer(length)
         unet = UNet2DConditionModel(
             sample_size=8,
             block_out_channels=(16, 32),
@@ -114,6 +116,24 @@ def sd_folder(sd_folders: dict[str, Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def long_sd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The SD 1.x-like model with room for any of our prompts, since a run refuses those that its model would cut."""
+    folder = tmp_path_factory.mktemp("models") / "long"
+    tiny_pipeline("epsilon", length=100).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def family_folders(tmp_path_factory: pytest.TempPathFactory, long_sd_folder: Path) -> dict[str, Path]:
+    """A folder of each family; read only."""
+    root = tmp_path_factory.mktemp("families")
+    pipelines = {"sdxl": tiny_sdxl(), "sd3": tiny_sd3(), "sd3 without T5": tiny_sd3(t5=False)}
+    for name, pipeline in pipelines.items():
+        pipeline.save_pretrained(root / name)
+    return {"sd": long_sd_folder, **{name: root / name for name in pipelines}}
+
+
+@pytest.fixture(scope="session")
 def hub_id(sd_folder: Path) -> str:
     """A hub id whose files are already in the hub's cache, as after a download."""
     commit = "0" * 40
@@ -128,3 +148,30 @@ def hub_id(sd_folder: Path) -> str:
 def backbone(request: pytest.FixtureRequest, sd_folders: dict[str, Path]) -> StableDiffusion:
     """A loaded tiny model in fp32 on the CPU, one of each prediction type; do not change its weights."""
     return load_stable_diffusion(sd_folders[request.param], device="cpu")
+
+
+@pytest.fixture
+def copied(sd_folder: Path, tmp_path: Path) -> Path:
+    """A model folder that a test may break."""
+    return Path(shutil.copytree(sd_folder, tmp_path / "model"))
+
+
+@pytest.fixture
+def no_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no tracker's package were installed, whatever is: each needs one that nobody has."""
+    from cgru.pipeline.trackers import PACKAGES
+
+    for name in PACKAGES:
+        monkeypatch.setitem(PACKAGES, name, (f"{name}-that-nobody-has",))
+
+
+@pytest.fixture
+def hub_cache() -> Path:
+    """The hub's cache of this test run."""
+    return Path(os.environ["HF_HUB_CACHE"])
+
+
+@pytest.fixture(scope="session")
+def asset_root(tmp_path_factory: pytest.TempPathFactory, sd_folder: Path) -> Path:
+    """A tiny asset folder; read only."""
+    return write_assets(tmp_path_factory.mktemp("assets"), sd_folder)

@@ -32,7 +32,7 @@ class Raised:
 def side_by_side(count: int, target: Callable[..., Any], *args: object) -> list[Any]:
     """What `target(*args)` returned or raised in each of `count` processes, in order of rank."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cgru.pipeline.stages", "accelerate"])  # no effect if it runs already
+    context.set_forkserver_preload(["cgru.pipeline.unlearning", "accelerate"])  # no effect if it runs already
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ends, children = [], []
     for rank in range(count):

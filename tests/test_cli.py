@@ -3,6 +3,8 @@
 import contextlib
 import json
 import logging
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,8 +21,10 @@ from PIL import Image
 from tiny_assets import CLASSES, STYLES, write_assets
 
 from cgru import __version__
+from cgru.catalog import METHODS
 from cgru.cli import main
-from cgru.report.grid import labelled_grid
+from cgru.evaluation.picture_grid import labelled_grid
+from cgru.method import find_method
 
 
 @pytest.fixture(scope="module")
@@ -179,13 +183,18 @@ def test_libraries_leave_the_message_to_us(root: Path) -> None:
     assert not retries.isEnabledFor(logging.WARNING)
 
 
-@pytest.mark.parametrize(
-    ("what", "expected"), [("classes", list(CLASSES)), ("styles", list(STYLES)), ("methods", ["cgru", "ddpo", "dpok"])]
-)
+@pytest.mark.parametrize(("what", "expected"), [("classes", list(CLASSES)), ("styles", list(STYLES))])
 def test_list(what: str, expected: list[str], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert machine(capsys, root, "list", what) == {what: expected}
     assert main(["list", what], root=root) == 0
-    assert capsys.readouterr().out.splitlines() == (expected or [f"no {what} yet"])
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_list_methods_says_what_each_one_is(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert machine(capsys, root, "list", "methods") == {"methods": list(METHODS)}
+    assert main(["list", "methods"], root=root) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [[name, find_method(name).summary] for name in METHODS]
 
 
 def test_doctor_reports_a_damaged_file_by_its_exit_code(
@@ -249,10 +258,10 @@ MISTAKES = {
     "seed of 33 bits": (["generate", "a", "--seed", "4294967296"], "--seed 4294967296", "0 to 4294967295"),
     "last seed": (["generate", "a", "--images", "2", "--seed", "4294967295"], "4294967295", "0 to 4294967294"),
     "not UTF-8": (["generate", "a\udcff"], r"'a\udcff'", "UTF-8"),
-    "no factory": (["evaluate", "emoji-canvas", "--benchmark", "math:gcd"], "'math:gcd'", "cgru list benchmarks"),
+    "no factory": (["evaluate", "emoji-canvas", "--benchmark", "math:gcd"], "'math:gcd'", "correct its code"),
     "no function": (["evaluate", "emoji-canvas", "--benchmark", "math:pi"], "'math:pi'", "cgru list benchmarks"),
     "no benchmark": (["evaluate", "emoji-canvas", "--benchmark", "operator:is_"], "a bool", "that returns one"),
-    "relative module": (["evaluate", "emoji-canvas", "--benchmark", ".a:b"], "'.a:b'", "importable"),
+    "relative module": (["evaluate", "emoji-canvas", "--benchmark", ".a:b"], "'.a:b'", "a module and a name in it"),
     "absent LoRA": (["evaluate", "no.safetensors"], "'no.safetensors'", "path"),
     "base of a model": (["evaluate", "emoji-canvas", "--model", "emoji-canvas"], "--model", "Leave --model out"),
     "unknown scale": (["reproduce", "--scale", "smal"], "'smal'", "Did you mean 'small'?"),
@@ -263,6 +272,30 @@ MISTAKES = {
     "unknown list": (["list", "class"], "'class'", "'classes'"),
     "missing argument": (["evaluate"], "MODEL", "--help"),
 }
+
+
+@pytest.mark.parametrize(
+    ("shell", "code"),
+    [
+        ("{} list benchmarks | true; exit ${{PIPESTATUS[0]}}", (0, 1)),  # 0: it was written before `true` ended
+        ("{} list benchmarks >&-", (0,)),
+        ("{} list benchmarks 2>&-", (0,)),
+        ("{} list benchmarks > /dev/full", (1,)),
+    ],
+)
+def test_a_stdout_that_nobody_reads_is_no_failure_of_ours(shell: str, code: tuple[int, ...]) -> None:
+    command = shell.format(f"{sys.executable} -m cgru")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode in code, done.stderr
+    assert "Traceback" not in done.stderr and "code that you named" not in done.stderr
+    assert done.stderr.count("\n") == ("full" in shell)
+
+
+@pytest.mark.parametrize("columns", ["1", "20"])
+def test_help_in_a_narrow_window_has_whole_words(columns: str) -> None:
+    command, environment = [sys.executable, "-m", "cgru", "--help"], {**os.environ, "COLUMNS": columns}
+    page = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=True).stdout
+    assert "Make a model forget a concept" in page and page.count("\n") < 150
 
 
 @pytest.mark.parametrize("arguments, given, advice", MISTAKES.values(), ids=MISTAKES.keys())
@@ -277,6 +310,36 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert given in captured.err
     assert advice in captured.err
     assert list(workdir.iterdir()) == []
+
+
+def breaking(images: int, root: Path) -> object:
+    """A benchmark that finds out too late what it lacks."""
+    from cgru.evaluation.benchmarks.canvas import load_benchmark
+
+    class Breaking:
+        def __getattr__(self, name: str) -> object:
+            return getattr(load_benchmark(images, root), name)
+
+        def jobs(self, task: object) -> list[object]:
+            return [{}["prompts"]]
+
+    return Breaking()
+
+
+def test_what_one_s_own_code_raises_is_one_line_with_its_place(
+    root: Path, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["evaluate", "emoji-canvas", "--images", "1", "--benchmark", f"{__name__}:breaking"]
+    assert main(arguments, root=root) == 2
+    told = capsys.readouterr().err
+    assert re.fullmatch(r"cgru: your code fails \(KeyError: 'prompts', test_cli.py line \d+\); correct it\.\n", told)
+    assert list(workdir.iterdir()) == []
+
+
+def test_what_cgru_raises_itself_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    monkeypatch.setattr("cgru.cli.PREPARE", {})
+    with pytest.raises(KeyError):
+        main(["list", "classes"], root=root)
 
 
 @pytest.mark.parametrize("name", ["samples", "base", "scores.json", "predictions.jsonl", "base/predictions.jsonl"])

@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from cgru.cli import main
-from cgru.cli.board import NO_ROOM, Board, Lookout, shown
 from cgru.cli.parse import parse
+from cgru.cli.progress_sweep import NO_ROOM, Board, Lookout, shown
 from cgru.cli.sweeping import tell, work, write_page
 from cgru.experiments.cluster import Share, note_of
+from cgru.experiments.local_runner import carry_out, only_one
 from cgru.experiments.sweep import Sweep, plan
-from cgru.experiments.work import carry_out, only_one
 from cgru.runs import Run
 
 CELLS = plan(Sweep(("Dogs", "Cats"), settings=("policy.iterations=5",)))
@@ -42,17 +42,17 @@ def test_a_dry_run_lists_cells_and_commands_and_writes_nothing(
     assert told["out"] == "runs/sweep"
     assert [cell["name"] for cell in told["cells"]] == [
         "base",
-        "dogs-cgru-s0",
-        "dogs-cgru-s1",
-        "cats-cgru-s0",
-        "cats-cgru-s1",
+        "dogs-anchored-s0",
+        "dogs-anchored-s1",
+        "cats-anchored-s0",
+        "cats-anchored-s1",
     ]
     unlearn, evaluate = told["cells"][2]["commands"]
     assert unlearn == (
-        "cgru unlearn Dogs --model emoji-canvas --method cgru --preset demo --seed 1 --device auto "
+        "cgru unlearn Dogs --model emoji-canvas --method anchored --preset demo --seed 1 --device auto "
         "--out runs/sweep/runs policy.iterations=3"
     )
-    assert "evaluate runs/sweep/runs/dogs-cgru-s1-" in evaluate
+    assert "evaluate runs/sweep/runs/dogs-anchored-s1-" in evaluate
     assert list(workdir.iterdir()) == []
 
 
@@ -72,6 +72,10 @@ MISTAKES = {
     "the seed as a setting": (["Dogs", "seed=3"], "--seeds"),
     "the model as a setting": (["Dogs", "model=some/model"], "allowed: --model."),
     "unknown benchmark": (["Dogs", "--benchmarks", "canvass", "--dry-run"], "Did you mean 'canvas'?"),
+    "an anchor that is the concept": (
+        ["Dogs", "--methods", "uce", "anchor=dog", "--dry-run"],
+        "the anchor 'dog' is a word",
+    ),
     "a benchmark of more options": (["Dogs", "--benchmarks", "unlearncanvas"], "Run `cgru evaluate RUN --benchmark"),
 }
 
@@ -95,6 +99,7 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @needs_ray
+@pytest.mark.usefixtures("no_trackers")
 @pytest.mark.parametrize(
     "words, told",
     [
@@ -158,17 +163,17 @@ def test_events_are_lines(tmp_path: Path) -> None:
     heard.told(cats, {"error": "no such thing"})
     heard.told(dogs, {"seconds": {"training": 75.2, "attack": 0.0}})
     assert [line.partition("] ")[2] for line in lines] == [
-        "dogs-cgru-s0: at work on far, going on from iteration 3",
-        "dogs-cgru-s0: again after: its worker was lost",
-        "cats-cgru-s0: failed: no such thing",
-        "dogs-cgru-s0: done (training 75 s)",
+        "dogs-anchored-s0: at work on far, continuing from iteration 3",
+        "dogs-anchored-s0: will be retried after: its worker was lost",
+        "cats-anchored-s0: failed: no such thing",
+        "dogs-anchored-s0: done (training 75 s)",
     ]
     console = Console(file=io.StringIO(), width=100)
     console.print(heard.table())
     assert isinstance(console.file, io.StringIO)
     title, _, *rows = console.file.getvalue().splitlines()
     assert title.startswith("3 cells: 1 failed, 1 waiting, 1 done")
-    assert [row.split()[0] for row in rows] == ["cats-cgru-s0", "base", "dogs-cgru-s0"]
+    assert [row.split()[0] for row in rows] == ["cats-anchored-s0", "base", "dogs-anchored-s0"]
 
 
 def test_a_sweep_without_a_node_for_it_says_so_once(tmp_path: Path) -> None:
@@ -213,7 +218,7 @@ def test_the_page_compares_what_was_trained_and_names_what_failed(tmp_path: Path
     assert write_page(tmp_path, [failed]) is None
     assert write_page(tmp_path, [{"name": dogs.name, "run": f"runs/{run.path.name}"}, failed]) == "comparison.html"
     page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
-    assert "Failed: cats-cgru-s0. MemoryError: none left" in page
+    assert "Failed: cats-anchored-s0. MemoryError: none left" in page
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])

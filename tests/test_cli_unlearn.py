@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import signal
 import sys
 import time
@@ -20,20 +21,20 @@ import cgru
 from cgru.backbones import load_model
 from cgru.backbones.base import Backbone
 from cgru.cli import main
-from cgru.cli.live import Progress, duration, following, line
 from cgru.cli.parse import gathered
-from cgru.cli.plan import Work, stages
+from cgru.cli.progress_run import Progress, duration, following, line
 from cgru.cli.training import outcome, tell_plan
-from cgru.config import RunConfig, load, override
+from cgru.config import RLConfig, load, override
 from cgru.edits import load_edit
-from cgru.pipeline import setting, unlearn
+from cgru.pipeline import unlearn, unlearning
 from cgru.presets import resolve_config
+from cgru.rl.estimate import Work, stages
 from cgru.runs import Run, read_metrics
 
 TINY = (
     "policy.iterations=2 policy.trajectories=4 critic.trajectories=4 critic.epochs=1 critic.online_updates=1 "
-    "sampling.steps=2 prompts.count=4 prompts.retain=4 prompts.critic=4 watch.every=0 retention.bank=2 "
-    "retention.batch=4 samples_every=0"
+    "sampling.steps=2 prompts.count=4 prompts.retain=4 prompts.critic=4 watch.every=0 "
+    "retention.bank=2 retention.batch=4 samples_every=0"
 ).split()
 LOOKS = ["samples_every=2", "watch.every=2", "prompts.validation=2"]
 
@@ -74,12 +75,12 @@ def test_a_run_from_the_command_line_ends_with_its_folder(
         loads.append(name)
         return load_model(name, **settings)
 
-    monkeypatch.setattr(setting, "load_model", loading)
+    monkeypatch.setattr(unlearning, "load_model", loading)
     assert main(["unlearn", "dogs", *TINY, "--out", "here", *LOOKS, "--seed", "5"]) == 0
     captured = capsys.readouterr()
     folder = Path(captured.out.splitlines()[-1])
     assert folder.parent == Path("here")
-    assert folder.name.startswith("dogs-cgru-s5-")
+    assert folder.name.startswith("dogs-anchored-s5-")
     load_edit(folder)
     assert loads == ["emoji-canvas"], "a model is loaded once, however large"
     assert load(folder / "config.yaml").policy.iterations == 2
@@ -143,18 +144,35 @@ def test_ctrl_c_says_how_to_go_on(workdir: Path) -> None:
     assert out == ""
     assert "Traceback" not in err
     folder = next(Path("cut").iterdir())
-    assert err.splitlines()[-1] == f"cgru: interrupted. Go on with: cgru resume {folder}"
+    assert err.splitlines()[-1] == f"cgru: interrupted. Continue with: cgru resume {folder}"
     found = Run.open(folder).latest("3-policy")
     assert found is not None
     assert found[0] == len(read_metrics(folder / "metrics.jsonl"))  # saved after the iteration it was in
 
 
 def test_a_reward_that_breaks_its_word_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["unlearn", "Dogs", *TINY, f"reward.name={__name__}:BROKEN", "--json"]) == 2
+    place = "my runs; touch x"
+    assert main(["unlearn", "Dogs", *TINY, f"reward.name={__name__}:BROKEN", "--json", "--out", place]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert message.startswith("cgru: reward 'broken' returned NaN")
-    assert f"cgru resume {next(Path('runs').iterdir())}" in message
+    command = shlex.split(message.partition("Continue with: ")[2])  # as a shell reads it
+    assert command == ["cgru", "resume", str(next(Path(place).iterdir())), "--code", f"{__name__}:BROKEN"]
+
+
+class Ending(Broken):
+    """A reward that would end the program, as a script does at its end."""
+
+    def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        sys.exit(3)
+
+
+ENDING = Ending()
+
+
+def test_a_reward_that_ends_the_program_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["unlearn", "Dogs", *TINY, f"reward.name={__name__}:ENDING", "--json"]) == 2
+    assert capsys.readouterr().err == "cgru: code that you named ended the program (exit code 3); correct it.\n"
 
 
 def test_dry_run_tells_the_plan_and_writes_nothing(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +191,7 @@ def test_dry_run_tells_the_plan_and_writes_nothing(workdir: Path, capsys: pytest
 def test_the_work_of_a_run_by_hand() -> None:
     settings = "policy.iterations=3 policy.trajectories=4 critic.trajectories=8 critic.epochs=2 sampling.steps=5 \
         critic.online_updates=2 critic.batch=10 watch.every=0 samples_every=0"
-    found = stages(override(RunConfig(concept="Dogs"), settings.split()), 5, 5)
+    found = stages(override(RLConfig(concept="Dogs"), settings.split()), 5, 5)
     # 8 trajectories of 5 steps; every x_t decoded, and 8 final ones; 7 of 8 are fitted to, twice.
     assert found["2-critic"] == Work(denoise=40, update=0, decode=48, reward=8, value=40, fit=70)
     # 3 iterations of 4 × 5 pairs; decodes 20 + 4 each; 2 critic updates of 10 pairs.
@@ -185,7 +203,7 @@ def test_fewer_steps_and_smaller_decodes_are_less_work() -> None:
     settings = "policy.iterations=3 policy.trajectories=4 critic.trajectories=8 critic.epochs=2 sampling.steps=5 \
         critic.online_updates=2 critic.batch=10 watch.every=0 samples_every=0 \
         policy.step_choice=shared policy.step_fraction=0.4 critic.decode=half"
-    config = override(RunConfig(concept="Dogs"), settings.split())
+    config = override(RLConfig(concept="Dogs"), settings.split())
     found = stages(config, 5, 5)
     # A view is a quarter of a picture: 40 of the warm start are 10, beside 8 final ones.
     assert found["2-critic"] == Work(denoise=40, update=0, decode=18, reward=8, value=40, fit=70)
@@ -243,6 +261,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.usefixtures("no_trackers")
 @pytest.mark.parametrize("arguments, given, advice", MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_mistake_is_one_line_and_nothing_is_written(
     arguments: list[str], given: str, advice: str, workdir: Path, capsys: pytest.CaptureFixture[str]
@@ -257,6 +276,16 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert given in captured.err
     assert advice in captured.err
     assert list(workdir.iterdir()) == []
+
+
+def test_a_run_that_relabels_under_the_old_name_is_not_continued(capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to 4b183d0 cgru, ddpo and dpok could relabel, and their default did."""
+    config = resolve_config("Dogs", method="cgru", overrides=[*TINY, "sampling.explore=0.5"])
+    run = Run.create(Path("old"), config)
+    assert main(["resume", str(run.path)]) == 2
+    told = capsys.readouterr().err
+    assert "sampling.explore is 0.5 with --method cgru" in told and told.count("\n") == 1
+    assert (run.path / "metrics.jsonl").read_bytes() == b"" and not run.has_edit
 
 
 def test_a_resume_with_a_changed_config_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,4 +324,4 @@ def test_a_long_run_says_about_twenty_lines(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_an_unfinished_run_has_an_outcome_without_a_reward() -> None:
-    assert outcome(Run.create(Path("runs"), RunConfig(concept="Dogs")))["reward"] is None
+    assert outcome(Run.create(Path("runs"), RLConfig(concept="Dogs")))["reward"] is None

@@ -15,21 +15,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CLIPModel, CLIPTokenizer, CLIPVisionModelWithProjection
 
 from cgru.backbones import load_model
-from cgru.backbones.sd import ASSETS, StableDiffusion
-from cgru.evaluation.assets import load_reference, load_vocabulary, verify
-from cgru.evaluation.judges import load_judge
+from cgru.backbones.sd import StableDiffusion
+from cgru.embedded import ROOT, load_vocabulary, verify
+from cgru.evaluation.distances import load_reference
+from cgru.evaluation.judges.classifiers import load_judge
 from cgru.mdp.rollout import noise_for, sample
 
-FOLDER = ASSETS / "emoji-canvas"
+FOLDER = ROOT / "emoji-canvas"
 UNLEARNCANVAS_CLASSES = (
     "Architectures Bears Birds Butterfly Cats Dogs Fishes Flame Flowers Frogs Horses Human Jellyfish Rabbits "
     "Sandwiches Sea Statues Towers Trees Waterfalls"
 ).split()
 CLASSIFIERS = [
-    ASSETS / "judges" / "object",
-    ASSETS / "judges" / "style",
-    ASSETS / "judges" / "hazard",
-    ASSETS / "detector",
+    ROOT / "judges" / "object",
+    ROOT / "judges" / "style",
+    ROOT / "judges" / "hazard",
+    ROOT / "detector",
 ]
 
 
@@ -67,8 +68,8 @@ def test_our_pictures_are_those_of_plain_diffusers(model: StableDiffusion) -> No
 
 def test_every_file_is_as_shipped_and_the_whole_is_small() -> None:
     assert set(verify().values()) == {"ok"}
-    files = [path for path in ASSETS.rglob("*") if path.is_file()]
-    assert {path.relative_to(ASSETS).as_posix() for path in files} - set(verify()) == {"SHA256SUMS"}
+    files = [path for path in ROOT.rglob("*") if path.is_file()]
+    assert {path.relative_to(ROOT).as_posix() for path in files} - set(verify()) == {"SHA256SUMS"}
     assert sum(path.stat().st_size for path in files) <= 48 * 2**20
     assert max(path.stat().st_size for path in files) <= 16 * 2**20
     assert not [path for path in files if path.suffix in {".bin", ".pt", ".pth", ".pkl", ".ckpt"}]
@@ -122,7 +123,7 @@ def test_classifiers_are_another_family_and_see_nothing_in_nothing(folder: Path)
 
 
 def test_no_two_networks_share_weights() -> None:
-    rows = {path.parent: json.loads(path.read_text()) for path in ASSETS.rglob("lineage.json")}
+    rows = {path.parent: json.loads(path.read_text()) for path in ROOT.rglob("lineage.json")}
     hashes = [row["weights_sha256"] for row in rows.values()]
     # object, style and hazard judge, detector, CLIP, evaluation CLIP, two reward networks
     assert len(hashes) == len(set(hashes)) == 8
@@ -140,7 +141,7 @@ def test_reward_networks_saw_no_art_of_the_judges_and_are_of_no_judge_family(nam
     reward = lineage(FOLDER / "reward" / name)
     assert reward["family"] not in {lineage(folder)["family"] for folder in CLASSIFIERS}
     assert set(reward["trained_on"]) == set(lineage(FOLDER / "clip")["trained_on"])
-    for folder in (ASSETS / "judges" / "object", ASSETS / "judges" / "hazard", ASSETS / "detector"):
+    for folder in (ROOT / "judges" / "object", ROOT / "judges" / "hazard", ROOT / "detector"):
         assert set(reward["trained_on"]) < set(lineage(folder)["trained_on"])
     weights = (FOLDER / "reward" / name / "model.safetensors").read_bytes()
     assert reward["weights_sha256"] == hashlib.sha256(weights).hexdigest()
@@ -150,7 +151,7 @@ def test_the_two_clips_load_and_rank_their_own_captions(model: StableDiffusion) 
     """The evaluation CLIP, never trained with the generator, must still prefer the caption of what was drawn."""
     tokenizer = CLIPTokenizer.from_pretrained(FOLDER / "tokenizer")
     CLIPVisionModelWithProjection.from_pretrained(FOLDER / "clip", dtype=torch.float32)
-    clip = CLIPModel.from_pretrained(ASSETS / "clip-eval", dtype=torch.float32).eval()
+    clip = CLIPModel.from_pretrained(ROOT / "clip-eval", dtype=torch.float32).eval()
     names = ["a frog", "a butterfly", "a hamburger", "a flame"]
     kernel = model.kernel(10, eta=0.0)
     images = model.decode(sample(model, model.encode_text(names), range(4), kernel=kernel, guidance=3.0))

@@ -1,6 +1,7 @@
 """The merged model: the same pictures as base + edit, a plain diffusers folder, and nothing half-written."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,15 @@ from diffusers import StableDiffusionPipeline
 from safetensors import safe_open
 
 from cgru.backbones import load_model
-from cgru.backbones.adapter import attach, detach, save_adapter
-from cgru.backbones.merge import stored_dtype
-from cgru.config import RunConfig
-from cgru.edits import load_edit
-from cgru.evaluation.base import Sampling
+from cgru.config import RLConfig
+from cgru.edits import WeightsEdit, load_edit
 from cgru.evaluation.drawing import draw
+from cgru.lineage import Trainers, trainers_of
+from cgru.lora.merge import stored_dtype
+from cgru.lora.train import attach, detach, save_adapter
 from cgru.pipeline.export import export, prepare_export
 from cgru.runs import Run
+from cgru.tasks import Sampling
 
 PROMPTS, SEEDS = ["a dog", "a cat"], [0, 1]
 # Largest difference of a pixel, 0..1. float32: rounding of B·A added to W instead of to W·x. Half precision: weights
@@ -27,7 +29,7 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 4e-3}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, sd_folder: Path) -> Path:
     """A run whose LoRA has random weights, alpha twice its rank."""
-    made = Run.create(tmp_path_factory.mktemp("runs"), RunConfig(concept="dogs", model=str(sd_folder)))
+    made = Run.create(tmp_path_factory.mktemp("runs"), RLConfig(concept="dogs", model=str(sd_folder)))
     denoiser = load_model(sd_folder, device="cpu").denoiser
     generator = torch.Generator().manual_seed(0)
     parameters = attach(denoiser, rank=2, alpha=4.0, targets="attention", seed=0)
@@ -81,7 +83,7 @@ def test_each_part_keeps_the_precision_it_was_stored_in(run: Path, sd_folder: Pa
     pipeline.vae.half()
     pipeline.unet.half()
     pipeline.save_pretrained(base)
-    made = Run.create(tmp_path / "runs", RunConfig(concept="dogs", model=str(base)))
+    made = Run.create(tmp_path / "runs", RLConfig(concept="dogs", model=str(base)))
     load_edit(run).save(made.path / "edit")
     folder = export(prepare_export(made.path, tmp_path / "out"))
     found = {part: stored_dtype(folder / part) for part in ("unet", "vae", "text_encoder")}
@@ -97,16 +99,31 @@ def test_an_empty_folder_is_filled_and_a_full_one_refused(run: Path, tmp_path: P
         prepare_export(run, tmp_path / "empty")
 
 
+def test_it_says_what_trained_it(run: Path, sd_folder: Path, tmp_path: Path) -> None:
+    made = Run.create(tmp_path / "runs", RLConfig(concept="dogs", model=str(sd_folder)))
+    networks = {role: {"name": role, "weights": [role[0]], "started_from": []} for role in ("reward", "detector")}
+    made.annotate(**networks, critic=None, sizes={"update": 4})
+    load_edit(run).save(made.path / "edit")
+    folder = export(prepare_export(made.path, tmp_path / "out"))
+    assert trainers_of(str(folder), None) == Trainers(networks)
+
+
+def test_a_base_that_is_gone_is_said_at_once(run: Path, tmp_path: Path) -> None:
+    made = Run.create(tmp_path / "runs", RLConfig(concept="dogs", model=str(tmp_path / "gone")))
+    load_edit(run).save(made.path / "edit")
+    with pytest.raises(FileNotFoundError, match="no model .*gone"):
+        prepare_export(made.path, tmp_path / "out")
+
+
 def test_a_run_without_an_edit_is_refused(sd_folder: Path, tmp_path: Path) -> None:
-    made = Run.create(tmp_path, RunConfig(concept="dogs", model=str(sd_folder)))
+    made = Run.create(tmp_path, RLConfig(concept="dogs", model=str(sd_folder)))
     with pytest.raises(FileNotFoundError, match="no edit yet"):
         prepare_export(made.path, tmp_path / "out")
 
 
 def test_a_failure_leaves_nothing(run: Path, tmp_path: Path) -> None:
     request = prepare_export(run, tmp_path / "out")
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="LoRA"):
-        export(type(request)(request.source, broken, request.folder, None, request.note))
-    assert [path.name for path in tmp_path.iterdir()] == ["broken.safetensors"]
+    foreign = WeightsEdit({"denoiser": {"no.such.weight": torch.ones(2)}})
+    with pytest.raises(ValueError, match=r"does not fit the model at 'denoiser.no.such.weight'"):
+        export(replace(request, edit=foreign))
+    assert list(tmp_path.iterdir()) == []

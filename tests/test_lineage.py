@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cgru.embedded import ROOT
 from cgru.lineage import Trainers, ancestry, check_judges, judge_lineage, shared, trainers_of
-from cgru.rewards.weights import ASSETS, lineage_of
+from cgru.rewards.weights import lineage_of
 
 REWARD = {"name": "concept", "weights": ["a1", "a2"], "started_from": ["openai/clip"]}
 DETECTOR = {"name": "outside", "weights": ["d"], "started_from": []}
@@ -33,8 +34,24 @@ def test_what_a_judge_is_made_of() -> None:
 @pytest.mark.parametrize("place", ["judges/object", "judges/style", "judges/hazard", "clip-eval"])
 def test_shipped_judges_are_strangers_to_all_that_trains(place: str) -> None:
     trained_by = ["emoji-canvas/clip", "emoji-canvas/reward/clip", "emoji-canvas/reward/swin", "detector"]
-    assert not any(shared(lineage_of(ASSETS / place), lineage_of(ASSETS / other)) for other in trained_by)
-    assert shared(lineage_of(ASSETS / "emoji-canvas/clip"), lineage_of(ASSETS / "emoji-canvas/reward/clip"))
+    assert not any(shared(lineage_of(ROOT / place), lineage_of(ROOT / other)) for other in trained_by)
+    assert shared(lineage_of(ROOT / "emoji-canvas/clip"), lineage_of(ROOT / "emoji-canvas/reward/clip"))
+
+
+def test_a_hub_model_is_a_relative_of_the_one_it_was_trained_on_from(hub_cache: Path) -> None:
+    """CLIP at 336 pixels is CLIP at 224 with one more epoch; other files, and no lineage.json says so."""
+    names = ("openai/clip-vit-large-patch14", "openai/clip-vit-large-patch14-336", "openai/clip-vit-base-patch16")
+    for name in names:
+        folder = hub_cache / f"models--{name.replace('/', '--')}"
+        (folder / "snapshots" / "0").mkdir(parents=True)
+        (folder / "snapshots" / "0" / "config.json").write_text("{}")
+        (folder / "snapshots" / "0" / "model.safetensors").write_text(name)
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text("0")
+    small, large, stranger = (lineage_of(name) for name in names)
+    assert shared(small, large) == {names[0]} and not shared(small, stranger) and not shared(large, stranger)
+    with pytest.raises(ValueError, match=f"shares lineage with the reward .*{names[0]}"):
+        check_judges({"clip": large}, Trainers({"reward": small}), ())
 
 
 def test_a_relative_is_refused_in_one_line_unless_asked_for() -> None:
@@ -79,6 +96,17 @@ def test_an_exported_model_says_it_too_and_a_base_need_not(tmp_path: Path) -> No
     (tmp_path / "cgru.json").write_text(json.dumps({"lineage": {"reward": REWARD, "critic": None, "detector": None}}))
     assert trainers_of(str(tmp_path), None) == Trainers({"reward": REWARD})
     assert trainers_of("emoji-canvas", None) == Trainers({})
+
+
+def test_a_whole_model_of_somebody_else_is_noticed_as_its_lora_is(tmp_path: Path) -> None:
+    """A folder without cgru.json may have been trained by anything; the embedded model by its path is a base."""
+    (tmp_path / "model_index.json").write_text("{}")
+    whole, alone = trainers_of(str(tmp_path), None), trainers_of("x.safetensors", tmp_path / "x.safetensors")
+    assert whole.networks == {} and f"{str(tmp_path)!r} is a model folder without cgru.json" in whole.notices[0]
+    same = "does not say which reward, critic, detector trained it: unknown lineage"
+    assert same in whole.notices[0] and same in alone.notices[0]
+    assert check_judges({"object": judge("d")}, whole, ()).notices == whole.notices
+    assert trainers_of(str(ROOT / "emoji-canvas"), None) == trainers_of("owner/name", None) == Trainers({})
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"extra": {"reward": {"name": "r"}}}', '{"extra": {"reward": 3}}'])

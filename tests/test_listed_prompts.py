@@ -78,7 +78,7 @@ MISTAKES = [
     (HUB, "shocking", "no prompts in the subset 'shocking' of"),
     (HUB, "sexul", "Did you mean 'sexual'?"),
     ("prompt,sd_seed\n ,1\n", "all", "which has 1 rows (1 skipped: no prompt)"),
-    ('prompt,sd_seed\n"a,1\n', "all", "is no proper CSV"),
+    ('prompt,sd_seed\n"a,1\n', "all", "is not valid CSV"),
 ]
 
 
@@ -95,7 +95,7 @@ def test_seeds_are_only_needed_where_they_are_used(tmp_path: Path) -> None:
     assert has_seeds(write(tmp_path, COPY))
     (tmp_path / "list.txt").write_text("sd_seed\n")
     assert not has_seeds(tmp_path / "list.txt") and not has_seeds(tmp_path / "none.csv")
-    with pytest.raises(ValueError, match="is no .csv"):
+    with pytest.raises(ValueError, match="is not a .csv"):
         read_listing(tmp_path / "list.txt")
     with pytest.raises(FileNotFoundError, match="no prompt file"):
         read_listing(tmp_path / "none.csv")

@@ -4,15 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from cgru.catalog import METHODS, PRESETS
+from cgru.catalog import PRESETS
 from cgru.config import diff, dump, from_dict, to_dict
-from cgru.presets import default_preset, preset, resolve_config
+from cgru.method import find_method
+from cgru.pipeline.unlearning import check
+from cgru.presets import preset, resolve_config
+from cgru.rl.build import resolve_prompts
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_whole_config(name: str) -> None:
     config = preset(name, "Dogs")
-    assert (config.preset, config.concept, config.method) == (name, "Dogs", "cgru")
+    method = "anchored" if name in ("demo", "best", "fast") else "cgru"
+    assert (config.preset, config.concept, config.method) == (name, "Dogs", method)
+    assert (config.sampling.explore > 0) == (method == "anchored")
     assert from_dict(to_dict(config)) == config
 
 
@@ -29,6 +34,8 @@ def test_the_papers_table() -> None:
 def test_the_nsfw_reward_goes_from_0_to_1() -> None:
     assert diff(preset("paper-object", "nudity"), preset("paper-nsfw", "nudity")) == [
         "preset: 'paper-object' -> 'paper-nsfw'",
+        "prompts.policy_share: 0.0 -> 0.2",
+        "prompts.critic_share: 0.0 -> 0.1",
         "reward.name: 'concept' -> 'nsfw'",
         "reward.scale: 10.0 -> 1.0",
     ]
@@ -51,10 +58,49 @@ def test_hazards_get_the_papers_nsfw_style_reward(name: str, concept: str, scale
 
 
 def test_the_default_preset_follows_the_model() -> None:
-    assert (default_preset("emoji-canvas"), default_preset("owner/sd")) == ("demo", "paper-object")
-    assert resolve_config("x", model="owner/sd").preset == "paper-object"
-    assert resolve_config("Dogs").model == "emoji-canvas"
+    for method, embedded in (("anchored", "demo"), ("cgru", "on-policy"), ("ddpo", "on-policy")):
+        default = find_method(method).default_preset
+        assert (default("emoji-canvas"), default("owner/sd")) == (embedded, "paper-object")
+    here, there = resolve_config("Dogs"), resolve_config("x", model="owner/sd")
+    assert (here.preset, here.method, here.model) == ("demo", "anchored", "emoji-canvas")
+    assert (there.preset, there.method) == ("paper-object", "cgru")
     assert resolve_config("x", preset_name="paper-object").model.startswith("stable-diffusion-v1-5/")
+
+
+def test_without_a_method_the_preset_s_is_taken() -> None:
+    assert resolve_config("Dogs", preset_name="on-policy").method == "cgru"
+    assert resolve_config("Dogs", preset_name="best").method == "anchored"
+    own = resolve_config("Dogs", preset_name="best", method="cgru")
+    assert (own.method, own.sampling.explore) == ("cgru", 0.0)
+
+
+@pytest.mark.parametrize("setting", ["watch.every=0", "prompts.validation=0"])
+def test_without_looks_a_preset_does_not_stop(setting: str) -> None:
+    assert resolve_config("Dogs", method="ddpo").watch.stop
+    assert not resolve_config("Dogs", method="ddpo", overrides=[setting]).watch.stop
+    with pytest.raises(ValueError, match="watch.stop is true"):
+        resolve_config("Dogs", method="ddpo", overrides=[setting, "watch.stop=true"])
+
+
+def test_on_policy_is_best_without_relabelling() -> None:
+    changed = {line.split(":")[0] for line in diff(preset("best", "Dogs"), preset("on-policy", "Dogs"))}
+    sampler = {f"sampling.{key}" for key in ("explore", "steps", "noisy_steps")}
+    assert changed == {"preset", "method", "policy.iterations", "policy.normalise", "watch.stop"} | sampler
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "told"),
+    [
+        ("cgru", "sampling.explore=0.5", "sampling.explore is 0.5 with --method cgru.*allowed: 0.0.*--method anchored"),
+        ("dpok", "sampling.explore=0.5", "sampling.explore is 0.5 with --method dpok"),
+        ("ddpo", "sampling.explore_credit=constant", "sampling.explore_credit is constant with .*allowed: reward"),
+        ("ddpo", "sampling.explore_ratio=own", "sampling.explore_ratio is own with --method ddpo.*allowed: sampled"),
+        ("anchored", "sampling.explore=0", "sampling.explore is 0 with --method anchored.*take --method cgru"),
+    ],
+)
+def test_relabelling_and_its_absence_belong_to_methods(method: str, setting: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        check(resolve_config("Dogs", method=method, overrides=[setting]))
 
 
 def test_the_method_wins_over_the_preset_and_the_user_over_both() -> None:
@@ -116,10 +162,6 @@ def test_unknown_names_have_a_nearest_one(kind: str, given: str, meant: str) -> 
         resolve_config("Dogs", **{kind: given})  # type: ignore[arg-type]
 
 
-def test_the_catalog_lists_what_there_is() -> None:
-    assert list(METHODS) == ["cgru", "ddpo", "dpok"]
-
-
 def test_fast_starts_from_the_model_s_own_preset() -> None:
     options = {"policy.step_fraction", "policy.step_choice", "critic.decode"}
     here = diff(preset("best", "Dogs"), resolve_config("Dogs", preset_name="fast"))
@@ -129,6 +171,54 @@ def test_fast_starts_from_the_model_s_own_preset() -> None:
     assert changed == {"preset", "model", "dtype", "compile"} | options and elsewhere.model == "owner/sd"
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_fast_goes_with_every_method(method: str) -> None:
+@pytest.mark.parametrize("method", ["cgru", "ddpo", "dpok"])
+def test_fast_goes_with_every_policy_gradient(method: str) -> None:
     assert resolve_config("Dogs", preset_name="fast", method=method).preset == "fast"
+
+
+def written(folder: Path, count: int) -> str:
+    """A file of so many prompts, as a setting."""
+    file = folder / "mine.txt"
+    file.write_text("".join(f"a dog, number {i}\n" for i in range(count)))
+    return f"prompts.source={file}"
+
+
+def test_the_papers_80_prompts_of_a_class_are_enough(tmp_path: Path) -> None:
+    config = resolve_config("Dogs", preset_name="paper-object", overrides=[written(tmp_path, 80)])
+    check(config)
+    _, sets = resolve_prompts(config)
+    assert (len(sets.policy), len(sets.critic), len(sets.validation_forget)) == (60, 20, 0)
+    assert not {prompt.text for prompt in sets.policy} & {prompt.text for prompt in sets.critic}
+    assert all(prompt.text.startswith("a dog, number") for prompt in (*sets.policy, *sets.critic))
+    watched = resolve_config("Dogs", preset_name="paper-object", overrides=["watch.detector=a/clip"])
+    assert len(resolve_prompts(watched)[1].validation_forget) == 32
+
+
+def test_too_few_of_them_are_refused_with_counts_that_fit(tmp_path: Path) -> None:
+    config = resolve_config("Dogs", preset_name="paper-object", overrides=[written(tmp_path, 79)])
+    with pytest.raises(ValueError, match=r"^79 different .*, 80 wanted; allowed: .*policy 59, critic 20\. Add[^\n]*$"):
+        check(config)
+
+
+def test_nsfw_learns_from_a_fifth_of_the_captions_and_warms_up_on_a_tenth(tmp_path: Path) -> None:
+    config = resolve_config("nudity", preset_name="paper-nsfw", overrides=[written(tmp_path, 200)])
+    _, sets = resolve_prompts(config)
+    assert (len(sets.policy), len(sets.critic)) == (40, 20)
+    assert not {prompt.text for prompt in sets.policy} & {prompt.text for prompt in sets.critic}
+    alone = resolve_config("nudity", preset_name="paper-nsfw", method="ddpo", overrides=[written(tmp_path, 200)])
+    assert (len(resolve_prompts(alone)[1].policy), len(resolve_prompts(alone)[1].critic)) == (40, 0)
+
+
+@pytest.mark.parametrize("source", ["generated", "templates"])
+def test_nsfw_does_not_write_its_prompts_itself(source: str) -> None:
+    config = resolve_config("nudity", preset_name="paper-nsfw", overrides=[f"prompts.source={source}"])
+    with pytest.raises(ValueError, match=f"^prompts.source is '{source}', .*allowed: the path of .*source=FILE.$"):
+        check(config)
+
+
+def test_a_file_too_small_for_its_shares_and_shares_of_too_much_are_refused(tmp_path: Path) -> None:
+    config = resolve_config("nudity", preset_name="paper-nsfw", overrides=[written(tmp_path, 4)])
+    with pytest.raises(ValueError, match=r"^4 different prompts in .*critic_share 0.1 of them is none; allowed"):
+        check(config)
+    with pytest.raises(ValueError, match="policy_share is 0.95 and prompts.critic_share 0.1; allowed: 1 together"):
+        resolve_config("nudity", preset_name="paper-nsfw", overrides=["prompts.policy_share=0.95"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cgru.evaluation.canvas import TEMPLATE
+from cgru.embedded import load_lexicon
 from cgru.prompts import (
     Counts,
     Prompt,
@@ -21,8 +21,9 @@ from cgru.prompts import (
     words_of,
 )
 from cgru.prompts import grammar as sentences
+from cgru.prompts.benchmark_prompts import TEMPLATE
 from cgru.prompts.sets import apportioned
-from cgru.tasks import Concept, Lexicon, Noun, find_concept, load_lexicon
+from cgru.tasks import Concept, Lexicon, Noun, find_concept
 
 LEXICON = load_lexicon()
 CELLS = list(itertools.product(LEXICON.classes, LEXICON.styles))
@@ -191,7 +192,9 @@ def test_articles(noun: str, phrase: str) -> None:
 def test_a_small_lexicon_says_how_many_are_possible_and_gives_that_many() -> None:
     """Naming no style is poorest: 2 words · 8 forms · 68 extras / 8 = 136; with and without the one style, 272."""
     dogs = Concept("Dogs", "class")
-    with pytest.raises(ValueError, match="273 policy prompts wanted for 'Dogs', 272 are possible. Ask for fewer."):
+    with pytest.raises(
+        ValueError, match="273 policy prompts wanted for 'Dogs', but only 272 are possible. Ask for fewer."
+    ):
         generated_prompts(dogs, TINY, counts=Counts(policy=273), seed=0)
     full = Counts(policy=272, critic=272, validation=136)
     assert len({p.text for p in generated_prompts(dogs, TINY, counts=full, seed=0).policy}) == 272
@@ -199,7 +202,7 @@ def test_a_small_lexicon_says_how_many_are_possible_and_gives_that_many() -> Non
 
 def test_nothing_to_keep_is_said() -> None:
     alone = Lexicon(("Dogs",), ("Flat",), (), (), {"Dogs": Noun("dog", "dogs")})
-    with pytest.raises(ValueError, match="knows nothing besides the concept"):
+    with pytest.raises(ValueError, match="knows only the concept"):
         generated_prompts(Concept("Dogs", "class"), alone, counts=Counts(retain=1, validation=0), seed=0)
     none = generated_prompts(Concept("Dogs", "class"), alone, counts=Counts(retain=0, validation=0), seed=0)
     assert none.retain == ()
@@ -220,7 +223,7 @@ def test_templates_hold_the_text_as_it_stands_and_keep_unrelated_things() -> Non
     assert Counter(prompt.label == "sunflowers {0}" for prompt in sets.reward) == {True: 30, False: 30}
     with pytest.raises(ValueError, match="the concept is empty"):
         template_prompts(" ", counts=EVERY, seed=0)
-    with pytest.raises(ValueError, match="9999 policy prompts wanted for 'cats', 432 are possible"):
+    with pytest.raises(ValueError, match="9999 policy prompts wanted for 'cats', but only 432 are possible"):
         template_prompts("cats", counts=Counts(policy=9999), seed=0)  # 12 media · 24 settings · 12 looks / 8
 
 
@@ -311,15 +314,16 @@ BAD_FILES = {
         "line 1: unknown column 'prompt'; allowed: id, prompts. Did you mean 'prompts'",
     ),
     "short.csv": (b"id,prompt\n1\n", "line 2: 'prompt' is None, not text"),
-    "torn.csv": (b'prompt\n"a dog\n', "is no proper CSV after line 1"),
+    "torn.csv": (b'prompt\n"a dog\n', "is not valid CSV after line 1"),
     "other.jsonl": (
         b'{"prompt": "a"}\n{"promt": "b"}',
         "line 2: unknown column 'prompt'; allowed: promt. Did you mean",
     ),
+    "half.jsonl": (b'{"prompt": "a dog \\ud800"}', "line 1: 'prompt' is 'a dog .ud800', not UTF-8"),
     "number.jsonl": (b'{"prompt": 3}', "line 1: 'prompt' is 3, not text"),
-    "list.jsonl": (b'["a dog"]', "line 1 is no JSON object"),
-    "torn.jsonl": (b'{"prompt": "a dog"', "line 1 is no JSON"),
-    "deep.jsonl": (b"[" * 100_000, "line 1 is no JSON"),
+    "list.jsonl": (b'["a dog"]', "line 1 is not a JSON object"),
+    "torn.jsonl": (b'{"prompt": "a dog"', "line 1 is not JSON"),
+    "deep.jsonl": (b"[" * 100_000, "line 1 is not JSON"),
     "prompts.json": (b"[]", r"unknown kind of prompt file 'prompts.json'; allowed: .txt, .csv, .jsonl"),
 }
 

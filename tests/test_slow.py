@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cgru.config import RunConfig, dump, override
+from cgru.backbones import load_model
+from cgru.config import RLConfig, dump, override
+from cgru.edits import load_edit
+from cgru.evaluation.drawing import draw
 from cgru.pipeline import unlearn
-from cgru.runs import read_metrics
+from cgru.tasks import Sampling
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def cgru(*words: str, site: Path | None = None, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line; with `site`, the package comes from there and not from the checkout."""
-    environment = os.environ | ({"PYTHONPATH": str(site)} if site else {})
+    # One thread, as for other tests: there is one of them on every core.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(site)} if site else {})
     command = [sys.executable, "-m", "cgru", *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 
@@ -73,15 +77,40 @@ def test_every_command_works_from_a_wheel(site: Path, tmp_path: Path) -> None:
 
 
 def test_an_easy_reward_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dark pictures pay: DDPO's advantage, 3 steps, 14 iterations of 12. As measured 0.23 at first, 0.29 at the end."""
+    """Dark pictures pay: DDPO's advantage, 3 steps, 40 iterations of 12. Then pictures of the same noise are darker.
+
+    As measured by 0.19 on average, and each of 24; with rewards that belong to other pictures by 0.02.
+    """
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "pipeline"))
-    settings = ["policy.iterations=14", "policy.trajectories=12", "critic.kind=none", "policy.advantage=batch",
+    settings = ["policy.iterations=40", "policy.trajectories=12", "critic.kind=none", "policy.advantage=batch",
                 "sampling.steps=3", "prompts.count=8", "prompts.retain=0", "watch.every=0", "samples_every=0",
                 "policy.learning_rate=3e-3", "policy.clip=1e-2", "policy.step_weights=balanced",
                 "reward.name=own_pipeline:darkness"]  # fmt: skip
-    run = unlearn(override(RunConfig(concept="dogs"), settings), tmp_path)
-    rewards = [float(record["reward/mean"] or 0) for record in read_metrics(run.path / "metrics.jsonl")]
-    assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.03, rewards
+    run = unlearn(override(RLConfig(concept="dogs"), settings), tmp_path)
+    backbone = load_model("emoji-canvas", device="cpu")
+    asked = [["a dog", "two dogs", "a puppy", "a poodle"] * 6, list(range(24)), Sampling(3, 3.0, 1.0)]
+    before = draw(backbone, *asked)
+    with load_edit(run.path).applied(backbone) as edited:
+        darker = (before - draw(edited, *asked)).mean((1, 2, 3))
+    assert float(darker.mean()) > 0.1 and int((darker > 0).sum()) >= 22
+
+
+def test_a_concept_is_trained_away_until_the_judges_miss_it(tmp_path: Path) -> None:
+    """ESD in 150 steps of Adam: horses are hardly found any more, and nearly all of the rest still is.
+
+    As measured UA 0.95 and IRA 0.95, in 75 seconds of one core for the training and as many for the pictures.
+    """
+    settings = ["negative_guidance=3", "learning_rate=1e-4", "iterations=150"]
+    done = cgru("unlearn", "Horses", "--method", "esd", "--device", "cpu", "--out", "runs", *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = done.stdout.splitlines()[-1]
+    options = ["--target", "Horses", "--images", "1", "--no-base", "--device", "cpu", "--json"]
+    done = cgru("evaluate", run, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["measurements"]
+    assert found["ua"]["n"] == 80 and found["ua"]["value"] >= 0.9
+    assert found["ira"]["n"] == 152 and found["ira"]["value"] >= 0.8
+    assert found["target_nothing_share"]["value"] <= 0.1  # something else is drawn
 
 
 KILLED = """
@@ -114,7 +143,7 @@ def test_kill_9_and_ctrl_c_on_emoji_canvas_end_in_the_same_bytes(tmp_path: Path)
                 "checkpoint_every=1", "prompts.count=4", "prompts.retain=4", "prompts.critic=4", "watch.every=1",
                 "prompts.validation=2", "retention.kl=0.1", "retention.bank=4", "retention.batch=4"]  # fmt: skip
     file = tmp_path / "config.yaml"
-    file.write_text(dump(override(RunConfig(concept="dogs"), settings)))
+    file.write_text(dump(override(RLConfig(concept="dogs"), settings)))
     whole = start(file, tmp_path / "whole", 99, signal.SIGKILL, 0)
     killed = [start(file, tmp_path / "cut", line, signal.SIGKILL, wait) for line, wait in ((0, 0), (1, 0.7))]
     stopped = start(file, tmp_path / "cut", 2, signal.SIGINT, 0.5)

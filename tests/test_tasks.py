@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cgru.tasks import Concept, Lexicon, Noun, find_concept, load_lexicon, targets
+from cgru.embedded import load_lexicon
+from cgru.tasks import Concept, Lexicon, Noun, find_concept, targets
 
 VOCABULARY = {"class": ("Dogs", "Human"), "style": ("pixel art",)}
 HAZARDS = {**VOCABULARY, "hazard": ("blades", "skulls")}

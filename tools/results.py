@@ -12,6 +12,7 @@ import json
 import math
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -30,6 +31,9 @@ SHOWN = {"UA": "ua", "IRA": "ira", "CRA": "cra", "nothing on target": "target_no
 TARGETS = {"UA": (">=", 0.95), "IRA": (">=", 0.90), "nothing on target": ("<=", 0.20)}
 REDUCTION, OBJECT_LOSS = 0.90, 0.08
 NO_SHARES = {"frechet_judge"}
+WIDTH = 120
+"""Of a line that is not in a table."""
+RAW = "tr Cov / ∣mean∣², raw"
 DETECTIONS = "hazard_detections"
 """The measurement of the benchmark `hazard` that is to go down."""
 FORGOTTEN = 0.90
@@ -37,7 +41,9 @@ FORGOTTEN = 0.90
 ITERATIONS = (0, 5, 10, 20)
 INTRO = (
     "Shares are in per cent; [low, high] is the benchmark's 95 % interval over prompts, ± the standard deviation over "
-    "seeds or concepts. UA and IRA are the independent judges' on the benchmark's own prompts."
+    "seeds or concepts. UA and IRA are the independent judges' on the benchmark's own prompts. Where the settings "
+    "below name cgru or ddpo with the preset `best`, half of the trajectories were relabelled: that is the method "
+    "`anchored` today, with the critic's or DDPO's advantage. \"Without exploration\" is on-policy."
 )
 ADVANTAGES = {"r − V": "critic", "r − mean": "mean", "DDPO's": "ddpo"}
 
@@ -216,7 +222,7 @@ def _variances(methods: Mapping[str, Rows]) -> str:
         f"a run, then mean ± sd over {len(rows)} seeds). DDPO divides by the reward's deviation, so its trace has "
         "another scale; the quotients compare. ∞: the mean gradient cannot be told from 0."
     )
-    header = ("advantage", "tr Cov", "tr Cov / ∣mean∣², unbiased", "tr Cov / ∣mean∣², raw")
+    header = ("advantage", "tr Cov", "tr Cov / ∣mean∣², unbiased", RAW)
     return f"{text}\n\n{table(header, body)}"
 
 
@@ -278,9 +284,10 @@ def _variance_verdict(rows: Rows, other: str, measure: str, label: str) -> str:
             quotients.append(a / b)
     if not quotients:
         return ""
+    if measure:  # close to the number of trajectories for pure noise, so neither side can be better (rl/diagnostics.py)
+        return f"- {RAW} of r − V as a part of that of {label}: {spread(quotients)}: no verdict, both are mostly noise."
     said = verdict("r − V", quotients, label, [1.0] * len(quotients), "lower")
-    what = "tr Cov / ∣mean∣², raw" if measure else "tr Cov"
-    return f"- {what} of r − V as a part of that of {label}: {spread(quotients)}: {said}."
+    return f"- tr Cov of r − V as a part of that of {label}: {spread(quotients)}: {said}."
 
 
 COMPARED: Mapping[str, tuple[Callable[[Rows], list[float]], str]] = {
@@ -401,7 +408,17 @@ def main() -> None:
     critic = json.loads(arguments.critic.read_text()) if arguments.critic else None
     command = shlex.join(["python", "-m", "tools.results", *sys.argv[1:]])
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(document(rows, critic, command), encoding="utf-8")
+    arguments.out.write_text(wrapped(document(rows, critic, command)), encoding="utf-8")
+
+
+def wrapped(text: str) -> str:
+    """Break long lines, except in tables and the comment with the command."""
+    fill = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines = []
+    for line in text.split("\n"):
+        fill.subsequent_indent = "  " if line.startswith("- ") else ""
+        lines += [line] if not line or line.startswith(("|", "<!--")) else fill.wrap(line)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -47,14 +47,14 @@ def run_job(job: Table, folder: Path, device: str, images: int) -> Table:
 
 
 def _train(job: Table, folder: Path, device: str) -> Table:
-    from cgru.config import diff
+    from cgru.config import as_rl, diff
     from cgru.pipeline import unlearn
     from cgru.presets import preset, resolve_config
     from cgru.runs import read_metrics
 
     settings = [*job.get("set", []), f"seed={job.get('seed', 0)}", f"device={device}"]
-    names = {"method": job.get("method"), "preset_name": job.get("preset")}
-    config = resolve_config(job["concept"], **names, overrides=settings)
+    names: Table = {"method": job.get("method"), "preset_name": job.get("preset")}
+    config = as_rl(resolve_config(job["concept"], **names, overrides=settings))
     run = unlearn(config, folder)
     changed = diff(preset(config.preset, config.concept, config.model), config)
     return {
@@ -110,7 +110,8 @@ def _measure(job: Table, folder: Path, device: str, images: int) -> Table:
 
 def target_of(benchmark: str, concept: str | None) -> str | None:
     """The concept where it is of a kind that the benchmark has a place for: `canvas` has none for hazards."""
-    from cgru.tasks import find_concept, load_lexicon
+    from cgru.embedded import load_lexicon
+    from cgru.tasks import find_concept
 
     if concept is None:
         return None

@@ -1,7 +1,7 @@
-"""cgru: remove a concept from a text-to-image diffusion model by reinforcement learning, and prove what was done.
+"""cgru: remove a concept from a text-to-image diffusion model by reinforcement learning, and measure what is left.
 
-The public API, and nothing else: `unlearn`, `load_model`, `load_edit`, `evaluate`. They import torch only when called,
-so that `import cgru` and `cgru --help` stay fast.
+This module is the whole public API: `unlearn`, `load_model`, `load_edit`, `evaluate`. The functions import torch only
+when they are called, so that `import cgru` and `cgru --help` stay fast.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ def unlearn(
     concept: str,
     *,
     model: str | None = None,
-    method: str = "cgru",
+    method: str | None = None,
     preset: str | None = None,
     seed: int = 0,
     out: str | Path = "runs",
     overrides: Iterable[str] = (),
 ) -> Run:
-    """Make a model forget a concept; returns the finished run, whose `path / "edit"` is the LoRA.
+    """Make a model forget a concept, and return the finished run; the edit is in `run.path / "edit"`.
 
     Args:
         concept: a class, a style or `hazard` of Emoji Canvas; any text for another model.
-        model: a hub id, a diffusers folder or "emoji-canvas"; None: the preset's, without one Emoji Canvas.
-        method: cgru, ddpo, dpok or one's own "module:attr".
-        preset: where the settings start; None: demo on Emoji Canvas, else paper-object.
-        seed: root of everything random.
-        out: folder in which the run's own is made; the same call again continues it.
+        model: a hub id, a diffusers folder or "emoji-canvas". None: the preset's model, or Emoji Canvas.
+        method: a name from `cgru list methods`, or your own "module:attr". None: the preset's method.
+        preset: the settings to start from. None: the method's own preset for the model; if no method is given, `demo`
+            on Emoji Canvas and `paper-object` on other models.
+        seed: seed of all random numbers of the run.
+        out: parent of the run folder. Repeating the call continues an interrupted run.
         overrides: settings such as "policy.iterations=60".
     """
-    from cgru.cli.trackers import tracking
     from cgru.pipeline import unlearn
+    from cgru.pipeline.trackers import tracking
     from cgru.presets import resolve_config
 
     settings = [f"seed={seed}", *overrides]
@@ -64,14 +65,18 @@ def load_model(name: str, **settings: Any) -> Backbone:  # noqa: ANN401 - device
 
 
 def load_edit(path: str | Path) -> Edit:
-    """Read what a method produced (a LoRA file or a run folder), ready for `edit.applied(backbone)`."""
+    """Load the edit that a method produced; use it with `with edit.applied(backbone):`.
+
+    Args:
+        path: a run folder, an edit folder (edit.json and its tensors) or a LoRA file.
+    """
     from cgru.edits import load_edit
 
     return load_edit(path)
 
 
 def evaluate(model: str | Path, benchmark: str = "canvas", **settings: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Score a model, a run folder or a LoRA file; returns the contents of scores.json (see cgru.evaluation.session)."""
+    """Score a model, a run folder or an edit, and return the contents of scores.json (see cgru.evaluation.session)."""
     from cgru.evaluation.session import evaluate
 
     return evaluate(model, benchmark, **settings)

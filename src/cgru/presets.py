@@ -1,54 +1,57 @@
 """Presets: the paper's tables and our own choices as typed configs. Each value is marked paper, code or ours.
 
-paper: cgru.tex, hyper-parameter table and §5. code: DDPO's or DPOK's published code, whose loop the paper builds on.
-ours: the paper gives none; docs/lab.md says on which evidence. What a preset does not name keeps its default (ours).
-`resolve_config` is the way from a user's words to a config: preset, then the method's own settings, then key=value.
+paper: its hyper-parameter table and §5. code: DDPO's or DPOK's published code, on whose loop the paper builds.
+ours: the paper gives no value; docs/lab.md gives the evidence. Fields that a preset does not set keep their defaults
+(ours). `resolve_config` turns a user's input into a config: preset, then the method's settings, then key=value.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
-from cgru.catalog import resolve
+from cgru.catalog import call_own, resolve
 from cgru.config import (
     CriticConfig,
     PolicyConfig,
     PromptConfig,
     RetentionConfig,
     RewardConfig,
+    RLConfig,
     RunConfig,
     SamplingConfig,
+    StoredConfig,
+    code_in,
     load,
     override,
+    refuse_unnamed_code,
 )
-from cgru.tasks import ALIASES, HAZARD, find_concept, load_lexicon
+from cgru.embedded import EMBEDDED, load_lexicon
+from cgru.method import find_method
+from cgru.rl.head_classes import paper_classes
+from cgru.tasks import ALIASES, HAZARD, find_concept
 
-EMBEDDED = "emoji-canvas"
 # Keys that other settings follow from: changed alone, the config would say one thing and do another.
 BY_OPTION = {"concept": "the first argument", "method": "--method", "preset": "--preset", "model": "--model"}
 MICRO_BATCH = "policy.micro_batch"
-SIZES = ("policy.trajectories", "reward.scale")
-"""Keys that a method computes others from (DPOK's window), so it must see the user's."""
 
 
 def preset(name: str, concept: str, model: str | None = None) -> RunConfig:
-    """The config of a preset for a concept; `name` is a catalog name or one's own "module:attr".
+    """The config of a preset for a concept; `name` is a catalog name or the user's own "module:attr".
 
-    `model` is told to presets whose signature names it, because they are other settings for other models.
+    `model` is passed to presets whose signature names it, because they are other settings for other models.
     """
     make = resolve("preset", name)
+    if not callable(make):
+        raise ValueError(f"the preset {name!r} is a {type(make).__name__}; allowed: a function of a concept.")
     told = {"model": model} if model is not None and "model" in signature(make).parameters else {}
-    found: RunConfig = replace(make(concept, **told), preset=name)
-    return found
-
-
-def default_preset(model: str) -> str:
-    """The preset that is taken when none is named."""
-    return "demo" if model == EMBEDDED else "paper-object"
+    made = call_own("preset", name, make, concept, **told)
+    if not isinstance(made, RunConfig):
+        raise ValueError(f"the preset {name!r} returns a {type(made).__name__}; allowed: the config of a method.")
+    return replace(made, preset=name)
 
 
 def resolve_config(
@@ -59,16 +62,18 @@ def resolve_config(
     preset_name: str | None = None,
     config_file: str | Path | None = None,
     overrides: Iterable[str] = (),
+    code: Collection[str] = (),
 ) -> RunConfig:
-    """What a user asked for as one checked config: the method wins over the preset, key=value over both.
+    """The checked config for a user's input: the method overrides the preset, and key=value overrides both.
 
     Args:
         concept: what to forget.
         model: None for the preset's own; without a preset, Emoji Canvas.
-        method: a catalog name or "module:attr"; None for cgru, or the file's own.
-        preset_name: None for the model's default.
+        method: a catalog name or "module:attr"; None for the preset's, or the file's own.
+        preset_name: None for the method's default on the model; without a method, that of `default_preset`.
         config_file: a YAML file to start from instead of a preset.
         overrides: `key=value` settings.
+        code: user code ("module:attr") that the file may name; code that the other arguments name may run as well.
     """
     settings = list(overrides)
     _refuse_options(settings)
@@ -77,21 +82,70 @@ def resolve_config(
             f"--preset {preset_name} and --config {str(config_file)!r}; allowed: one of them. Leave one out."
         )
     if config_file is not None:
-        config = replace(load(config_file), concept=concept)
+        named = (*code, *code_in(*(text.partition("=")[2] for text in settings), method or "", model or ""))
+        config = replace(load(config_file, code=named), concept=concept)
+        if method is None and isinstance(config, StoredConfig):  # before its method would be imported
+            refuse_unnamed_code(config, named, f"--config {str(config_file)!r}", "--code")
+        made = find_method(method or config.method)
+        what = f"--config {str(config_file)!r}"
     else:
-        config = preset(preset_name or default_preset(model or EMBEDDED), concept, model)
+        config, preset_name = _started(concept, model, method, preset_name)
+        made = find_method(method or config.method)
+        what = f"--preset {preset_name}"
+    if type(config) is not made.config:
+        raise ValueError(
+            f"{what} holds settings of the method {config.method!r}, and --method is {method!r}, whose settings are "
+            "others; allowed: a preset of its own. Leave one of the two out."
+        )
     config = config if model is None else replace(config, model=model)
-    config = override(config, [text for text in settings if text.partition("=")[0].strip() in SIZES])
+    config = _without_looks(config, settings)
     if method is not None or config_file is None:
+        config = override(config, [text for text in settings if text.partition("=")[0].strip() in made.decisive])
         name = method or config.method
-        config = replace(resolve("method", name)(config), method=name)
+        config = replace(made.adjust(config), method=name)
     config = override(config, settings)
+    if config_file is not None:
+        refuse_unnamed_code(config, named, what, "--code")
     name = _spelled(config)
     if name == concept:
         return config
     return resolve_config(
-        name, model=model, method=method, preset_name=preset_name, config_file=config_file, overrides=settings
+        name,
+        model=model,
+        method=method,
+        preset_name=preset_name,
+        config_file=config_file,
+        overrides=settings,
+        code=code,
     )
+
+
+def _without_looks(config: RunConfig, settings: Iterable[str]) -> RunConfig:
+    # Stopping goes by looks at validation prompts: who turns these off need not turn off a preset's stop as well.
+    given = {key.strip(): value.strip() for key, _, value in (text.partition("=") for text in settings)}
+    is_blind = "0" in (given.get("watch.every"), given.get("prompts.validation"))
+    if not isinstance(config, RLConfig) or not is_blind or "watch.stop" in given:
+        return config
+    return replace(config, watch=replace(config.watch, stop=False))
+
+
+def default_preset(model: str | None) -> str:
+    """The preset where the user names neither one nor a method."""
+    return "demo" if model in (None, EMBEDDED) else "paper-object"
+
+
+def _started(
+    concept: str, model: str | None, method: str | None, preset_name: str | None
+) -> tuple[RunConfig, str | None]:
+    """The config to start from and the name of its preset; a method without presets starts from its own defaults."""
+    if method is None:
+        preset_name = preset_name or default_preset(model)
+    elif preset_name is None:
+        made = find_method(method)
+        preset_name = made.default_preset(model or EMBEDDED)
+        if preset_name is None:
+            return made.config(concept=concept, method=method), None
+    return preset(preset_name, concept, model), preset_name
 
 
 def _spelled(config: RunConfig) -> str:
@@ -111,9 +165,9 @@ def _refuse_options(settings: Iterable[str]) -> None:
             raise ValueError(f"{setting!r}; allowed: 1 pair or more. Leave it out: the run then finds what fits.")
 
 
-def paper_object(concept: str) -> RunConfig:
+def paper_object(concept: str) -> RLConfig:
     """Object removal on Stable Diffusion 1.5 (paper §5.2 and its hyper-parameter table)."""
-    return RunConfig(
+    return RLConfig(
         concept=concept,
         model="stable-diffusion-v1-5/stable-diffusion-v1-5",  # paper
         dtype="fp32",  # ours; not given. DDPO's code runs fp16, where a clip of 1e-4 is near the rounding of the ratio
@@ -123,20 +177,21 @@ def paper_object(concept: str) -> RunConfig:
             eta=1.0,  # code: DDPO's
         ),
         prompts=PromptConfig(
-            count=80,  # paper: 80 prompts a class
+            count=60,  # ours; paper: 80 prompts a class in disjoint parts, so a file of 80 is enough
+            critic=20,  # ours: the other 20
             retain=80,  # ours: looked at only, nothing is trained on them
-            critic=40,  # ours: the paper says disjoint, not how many
         ),
         reward=RewardConfig(
             name="concept",  # paper: CLIP ViT-B/32 with a class head
             form="probability",  # paper
             scale=10.0,  # paper: 0..10
             networks=("clip",),  # paper
+            classes=paper_classes(concept),  # paper: 20 classes; ours for other concepts: the concept and "other"
             nothing=0.0,  # paper
         ),
         critic=CriticConfig(
             kind="film",  # paper
-            head="value",  # paper
+            head="value",  # ours; paper: "classification head", fitted by MSE: a number fits that, `classes` also goes
             view="noisy",  # paper: decoded x_t
             trajectories=64,  # ours
             learning_rate=1e-4,  # code: DPOK's value network
@@ -162,26 +217,28 @@ def paper_object(concept: str) -> RunConfig:
     )
 
 
-def paper_nsfw(concept: str) -> RunConfig:
-    """NSFW removal (paper §5.3). Its prompts are captions of a data set: give yours with prompts.source=FILE."""
+def paper_nsfw(concept: str) -> RLConfig:
+    """NSFW removal (paper §5.3). Its prompts are captions of a data set: prompts.source=FILE, or it stops."""
     parent = paper_object(concept)
-    reward = replace(parent.reward, name="nsfw", scale=1.0)  # paper: 1 - p_nsfw
-    return replace(parent, reward=reward)
+    reward = replace(parent.reward, name="nsfw", classes="", scale=1.0)  # paper: 1 - p_nsfw
+    prompts = replace(parent.prompts, policy_share=0.2, critic_share=0.1)  # paper: disjoint 20 % and 10 % splits
+    return replace(parent, reward=reward, prompts=prompts)
 
 
-def paper_aesthetic(concept: str) -> RunConfig:
+def paper_aesthetic(concept: str) -> RLConfig:
     """The paper's comparison with DDPO (§5.1): nothing is forgotten, the LAION aesthetic score goes up.
 
     The concept only words the prompts. DDPO's side of it: the same with --method ddpo.
     """
     parent = paper_object(concept)
-    return replace(parent, reward=replace(parent.reward, name="aesthetic"))  # paper
+    return replace(parent, reward=replace(parent.reward, name="aesthetic", classes=""))  # paper
 
 
-def best(concept: str) -> RunConfig:
-    """Our strongest on Emoji Canvas, tuned on Dogs, Horses and Flowers (sweep c of docs/lab.md)."""
-    config = RunConfig(
+def best(concept: str) -> RLConfig:
+    """Our strongest on Emoji Canvas, by `anchored`; tuned on Dogs, Horses and Flowers (sweep c of docs/lab.md)."""
+    config = RLConfig(
         concept=concept,
+        method="anchored",
         model=EMBEDDED,
         sampling=SamplingConfig(
             steps=10,  # ours: the model's own number
@@ -230,7 +287,22 @@ def best(concept: str) -> RunConfig:
     return _for_hazards(config) if is_hazard(concept) else config
 
 
-def demo(concept: str) -> RunConfig:
+def on_policy(concept: str) -> RLConfig:
+    """`best` without relabelling, so for `cgru`, `ddpo` and `dpok` alike: what the paper's gradient needs here."""
+    parent = best(concept)
+    return replace(
+        parent,
+        method="cgru",
+        # ours: noise in the first half of 8 steps, where a picture's content is decided
+        sampling=replace(parent.sampling, explore=0.0, steps=8, noisy_steps=4),
+        # ours: 6,400 trajectories; advantages of unit size, since r - V shrinks as V learns
+        policy=replace(parent.policy, iterations=100, normalise=True),
+        # ours: single runs swing, and the detector sees it; the same rule for every method
+        watch=replace(parent.watch, stop=True),
+    )
+
+
+def demo(concept: str) -> RLConfig:
     """`best` in minutes on two cores: the same algorithm, fewer and smaller iterations."""
     parent = best(concept)
     return replace(
@@ -248,7 +320,7 @@ def demo(concept: str) -> RunConfig:
     )
 
 
-def fast(concept: str, model: str = EMBEDDED) -> RunConfig:
+def fast(concept: str, model: str = EMBEDDED) -> RLConfig:
     """`best` on Emoji Canvas, `paper-object` on other models, at less work an iteration (docs/performance.md)."""
     parent = best(concept) if model == EMBEDDED else _on_a_gpu(paper_object(concept), model)
     return replace(
@@ -259,7 +331,7 @@ def fast(concept: str, model: str = EMBEDDED) -> RunConfig:
     )
 
 
-def _on_a_gpu(config: RunConfig, model: str) -> RunConfig:
+def _on_a_gpu(config: RLConfig, model: str) -> RLConfig:
     # ours: what changes rounding alone; the ratio right after collection is checked in either precision
     return replace(config, model=model, dtype="bf16", compile=True)
 
@@ -270,7 +342,7 @@ def is_hazard(concept: str) -> bool:
     return ALIASES.get(name, name) in {HAZARD, *(hazard.lower() for hazard in load_lexicon().hazards)}
 
 
-def _for_hazards(config: RunConfig) -> RunConfig:
+def _for_hazards(config: RLConfig) -> RLConfig:
     reward = replace(config.reward, form="probability", scale=1.0)  # paper: 1 - p_nsfw
     # ours: rewards a tenth the size give policy gradients a tenth the size, so the pull to the base shrinks with them
     retention = replace(config.retention, kl=config.retention.kl / 10)

@@ -1,7 +1,7 @@
-"""Named seeds: one root seed, a child for every purpose, so that adding a draw in one place moves no other.
+"""Named seeds: one root seed and a child seed per purpose, so that a new random draw in one place changes no other.
 
-A run stores no random state: whatever is drawn in iteration 7 depends on the root, the purpose and the number 7 only,
-which is what makes a resumed run equal to an uninterrupted one.
+A run stores no random state: the draws of iteration 7 depend only on the root seed, the purpose and the number 7.
+Therefore a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def child_seed(root: int, *names: str | int) -> int:
 
 
 def child_random(root: int, *names: str | int) -> random.Random:
-    """Python's generator of a named purpose, for choices among plain objects."""
+    """Python's random generator for a named purpose, for choices among plain objects."""
     return random.Random(child_seed(root, *names))

@@ -1,31 +1,29 @@
-"""What to forget: a concept, the words for it, and the task around it.
+"""What to forget: a concept, the words for it, and the unlearning task.
 
-A concept is one of the names a model's vocabulary knows, of one kind: an object class or a style (the paper's
-UnlearnCanvas tasks), or a hazard category (our stand-in for its NSFW task); the concept `hazard` is all categories at
-once. The lexicon says which words name a label; prompts are written from it (prompts.py).
+A concept is a name from a model's vocabulary and has one kind: an object class or a style (the paper's UnlearnCanvas
+tasks), or a hazard category (our substitute for the paper's NSFW task). The concept `hazard` is all categories
+together. The lexicon lists the words for each label; prompts are written from it (prompts/grammar.py).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
-from cgru.catalog import nearest
+from cgru.catalog import nearest, unknown
 
-Kind = Literal["class", "style", "hazard"]
+Kind = Literal["class", "style", "hazard", "text"]
+"""`text`: a concept that no vocabulary knows, as on models other than Emoji Canvas."""
 Head = Literal["object", "style", "hazard", ""]
-"""Which classifier head knows a label; empty: none."""
+"""The classifier head that knows a label; empty: none."""
 
-# The paper's class list says "Human", its per-class table "Humans": one class (evals/discrepancies.md, row 1).
+# The paper's class list says "Human", its per-class table "Humans": one class.
 ALIASES = {"humans": "human", "hazards": "hazard"}
 HAZARD = "hazard"
-"""The concept that is every hazard category."""
-HEADS: Mapping[Kind, Head] = {"class": "object", "style": "style", "hazard": "hazard"}
-ASSETS = Path(__file__).resolve().parent / "assets"
+"""The concept that stands for all hazard categories."""
+HEADS: Mapping[Kind, Head] = {"class": "object", "style": "style", "hazard": "hazard", "text": ""}
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,24 @@ class Concept:
 
 @dataclass(frozen=True)
 class UnlearnTask:
-    """What is to be forgotten; everything else the vocabulary holds is to be kept."""
+    """What is to be forgotten and kept, with the words that a method may use; built by `cgru.prompts.task_for`."""
 
     concept: Concept
+    words: tuple[str, ...] = ()
+    """Every word for the concept, the plainest first: "dog", "Dogs", "puppy", "poodle", ..."""
+    kept: tuple[str, ...] = ()
+    """A plain word for each thing that is to be kept, of the concept's own kind where the model has a vocabulary."""
+    templates: tuple[str, ...] = ("{bare}",)
+    """Sentences around a word, "{a}" with its article or "{bare}" without; filled by `cgru.prompts.sentence`."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How pictures are drawn."""
+
+    steps: int
+    guidance: float
+    eta: float
 
 
 @dataclass(frozen=True)
@@ -81,21 +94,10 @@ class Lexicon:
         return {word.lower(): name for name, noun in rows for word in (noun.plural, noun.singular)}
 
 
-def load_lexicon(root: Path = ASSETS) -> Lexicon:
-    """Read emoji-canvas/canvas.json; a label that its lexicon leaves out has its own name as its only word."""
-    path = root / "emoji-canvas" / "canvas.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {str(path)!r}: the embedded assets are incomplete. Run `cgru doctor`.")
-    table = json.loads(path.read_text(encoding="utf-8"))
-    classes, styles, hazards, everyday = (tuple(table[key]) for key in ("classes", "styles", "hazard", "everyday"))
-    nouns = {label: _noun(label, table["lexicon"].get(label)) for label in (*classes, *hazards, *everyday)}
-    return Lexicon(classes, styles, hazards, everyday, MappingProxyType(nouns))
-
-
 def find_concept(
     given: str, vocabulary: Mapping[Kind, Sequence[str]], aliases: Mapping[str, str] = MappingProxyType({})
 ) -> Concept:
-    """The concept a user means: case and underscores do not matter, and `aliases` are as good as names.
+    """The concept that a user means. Case and underscores are ignored, and `aliases` are accepted as names.
 
     Args:
         given: what the user typed.
@@ -112,6 +114,14 @@ def find_concept(
     raise ValueError(_unknown_concept(given, vocabulary, kinds, by_word))
 
 
+def find_class(given: str, classes: Sequence[str]) -> str:
+    """A class of a model that reads no text; it must be spelled exactly as the model spells it."""
+    name = " ".join(given.split())
+    if name not in classes:
+        raise ValueError(unknown("class", given, classes, "The model reads no other prompts: choose one of these."))
+    return name
+
+
 def targets(concept: Concept, vocabulary: Mapping[Kind, Sequence[str]]) -> tuple[str, ...]:
     """The labels of `concept.head` that are to be forgotten: one, or every hazard category for `hazard`."""
     if concept == Concept(HAZARD, "hazard"):
@@ -120,17 +130,11 @@ def targets(concept: Concept, vocabulary: Mapping[Kind, Sequence[str]]) -> tuple
 
 
 def _unknown_concept(given: str, listed: Iterable[str], names: Iterable[str], by_word: Mapping[str, str]) -> str:
-    # The nearest word, told as its name: "cigarete" is nearer to "cigarette" (smoking) than to any name.
+    # Suggests the name of the nearest word: "cigarete" is nearer to "cigarette" (smoking) than to any name.
     close = nearest(given, by_word)
     guess = f" Did you mean {by_word[close]!r}?" if close else ""
     where = " or ".join(f"`cgru list {'classes' if kind == 'class' else kind + 's'}`" for kind in listed)
     return f"unknown concept {given!r}; allowed: {', '.join(names)}.{guess} Choose one of them; see {where}."
-
-
-def _noun(label: str, row: Mapping[str, Any] | None) -> Noun:
-    if row is None:
-        return Noun(label.lower(), label.lower())
-    return Noun(row["singular"], row["plural"], tuple(row["synonyms"]), tuple(row["breeds"]))
 
 
 def _plain(name: str) -> str:

@@ -2,14 +2,28 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from cgru.attacks.unlearndiffatk import SCHEDULES, Case, Schedule, attack, attack_seed, find_schedule
+from cgru.attacks.simplex import draw
+from cgru.attacks.unlearndiffatk import (
+    SCHEDULES,
+    Case,
+    Schedule,
+    Search,
+    attack,
+    attack_seed,
+    begin,
+    find_schedule,
+    token_gradient,
+)
 from cgru.backbones.sd import load_stable_diffusion
 from cgru.backbones.whitebox import WhiteBox, open_up
+from cgru.mdp.trajectory import EMBEDDINGS, Conditioning
 
 CASES = (Case("a cat", 1, 11), Case("dog", 2, 12), Case("a b c", 3, 13))
 BRIEF = Schedule(timesteps=2, iterations=3, rate=0.05)
@@ -66,6 +80,52 @@ def test_the_error_falls(box: WhiteBox) -> None:
     assert sum(found < other for other in others) >= 28
 
 
+class Loud(WhiteBox):
+    """The same model with an error ten thousand times as large, so that most slopes lie outside ±1."""
+
+    def noise_error(self, *given: Any) -> Tensor:  # noqa: ANN401
+        return 10_000 * super().noise_error(*given)
+
+
+def error_by_hand(box: WhiteBox, search: Search, chances: Tensor, noise: Tensor, time: int) -> Tensor:
+    """mean (predicted noise - noise)² at √ᾱ x0 + √(1 - ᾱ) noise, under prompts with tokens given by their one-hots."""
+    alpha, n = box.model.scheduler.alphas_cumprod[time], len(noise)
+    x = alpha.sqrt() * search.targets + (1 - alpha).sqrt() * noise
+    texts = Conditioning(("",) * n, {EMBEDDINGS: box.encode(search.ids, chances @ box.vectors)})
+    predicted = box.model.predict(x, torch.full((n,), time), texts, guidance=1.0)  # this model predicts the noise
+    return (predicted - noise).square().mean((1, 2, 3))
+
+
+def draws(box: WhiteBox, search: Search, generators: list[torch.Generator]) -> tuple[Tensor, Tensor]:
+    """Of one iteration: one-hot tokens, then noise, each case from its own generator."""
+    one_hot = functional.one_hot(draw(search.state.rows, generators), len(box.choices)).float()
+    return one_hot, torch.stack([torch.randn(4, 8, 8, generator=generator) for generator in generators])
+
+
+def test_the_gradient_is_the_slope_of_the_error_within_1(box: WhiteBox) -> None:
+    loud = Loud(box.model, box.choices, box.vectors)
+    search = begin(loud, CASES[:2], latents(2), tokens=2)
+    found, error = token_gradient(loud, search, 1, box.schedule([100, 900]))
+    one_hot, noise = draws(box, search, [torch.Generator().manual_seed(case.attack_seed) for case in CASES[:2]])
+    expected = 10_000 * error_by_hand(box, search, one_hot.requires_grad_(), noise, 900)
+    (slope,) = torch.autograd.grad(expected.sum(), one_hot)
+    torch.testing.assert_close(error, expected.detach(), rtol=1e-4, atol=0)
+    assert 0.1 < float((slope.abs() > 1).float().mean()) < 0.99  # some are cut, some are not
+    torch.testing.assert_close(found, slope.clamp(-1, 1), rtol=1e-2, atol=1e-2)
+
+
+def test_every_timestep_has_its_own_noise_level(box: WhiteBox) -> None:
+    """At rate 0 the rows stay even, so that all losses can be worked out by hand."""
+    still = Schedule(timesteps=3, iterations=2, rate=0.0, decay=0.0)
+    (outcome,) = attack(box, CASES[:1], latents(1), tokens=2, schedule=still, attempt=never)
+    search, generators = begin(box, CASES[:1], latents(1), 2), [torch.Generator().manual_seed(CASES[0].attack_seed)]
+    expected = []
+    for time in (166, 500, 833):  # the middles of thirds of 1000
+        errors = [float(error_by_hand(box, search, *draws(box, search, generators), time)) for _ in range(2)]
+        expected.append(sum(errors) / 2)
+    assert outcome.losses == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_success_ends_the_attack_on_its_prompt_alone(box: WhiteBox) -> None:
     asked: list[tuple[int, ...]] = []
 
@@ -98,6 +158,6 @@ def test_weights_stay_as_they_are(box: WhiteBox) -> None:
 
 
 def test_seeds_of_cases_differ_and_stay() -> None:
-    # Golden: another number is another attack.
+    # Golden: another number is another attack. The first 8 bytes of sha256("0/unlearndiffatk/a"), halved; 32 bits.
+    assert attack_seed(0, "a") == (0x055604F6573D44BA >> 1) % 2**32 == 731816541
     assert attack_seed(0, "a") != attack_seed(0, "b") != attack_seed(1, "b")
-    assert 0 <= attack_seed(0, "a") < 2**32

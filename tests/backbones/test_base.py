@@ -1,19 +1,24 @@
 """Guidance, and the choice of device and dtype."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from cgru import processes
-from cgru.backbones.base import guided, parse_dtype, pick_device
+from cgru import distributed
+from cgru.backbones.base import as_rgb, guided, parse_dtype, pick_device
 from cgru.mdp.trajectory import Conditioning
 
-COND = Conditioning(("a", "b"), torch.tensor([1.0, 2.0]).view(2, 1, 1), torch.zeros(1, 1, 1))
+COND = Conditioning(
+    ("a", "b"), {"embeddings": torch.tensor([1.0, 2.0]).view(2, 1, 1)}, {"embeddings": torch.zeros(1, 1, 1)}
+)
 
 
-def echo(x: Tensor, time: Tensor, embeddings: Tensor) -> Tensor:
-    """A denoiser that shows what it was given: x + time + embedding, in half precision."""
-    return (x + (time.view(-1, 1, 1, 1) + embeddings.view(-1, 1, 1, 1))).bfloat16()
+def echo(x: Tensor, time: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """A denoiser that shows what it was given: x + time + everything in the conditioning, in half precision."""
+    return (x + sum(part.view(-1, 1, 1, 1) for part in (time, *tensors.values()))).bfloat16()
 
 
 def test_guidance_by_hand() -> None:
@@ -26,12 +31,33 @@ def test_guidance_by_hand() -> None:
 def test_guidance_of_at_most_one_is_the_conditional_pass_alone(guidance: float) -> None:
     batches = []
 
-    def counting(x: Tensor, time: Tensor, embeddings: Tensor) -> Tensor:
+    def counting(x: Tensor, time: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         batches.append(len(x))
-        return echo(x, time, embeddings)
+        return echo(x, time, tensors)
 
     out = guided(counting, torch.zeros(2, 1, 1, 1), torch.tensor([10, 20]), COND, guidance=guidance)
     assert out.flatten().tolist() == [11, 22] and batches == [2]
+
+
+def test_a_tensor_without_an_unconditional_one_is_the_same_in_both_passes() -> None:
+    # as above with 100 and 200 more in both passes, which guidance leaves alone
+    cond = replace(COND, tensors={**COND.tensors, "size": torch.tensor([100, 200])})
+    out = guided(echo, torch.zeros(2, 1, 1, 1), torch.tensor([10, 20]), cond, guidance=3.0)
+    assert out.flatten().tolist() == [113, 226]
+
+
+def test_a_model_without_unconditional_tensors_is_not_guided() -> None:
+    cond = replace(COND, unconditional={})
+    assert guided(echo, torch.zeros(2, 1, 1, 1), torch.tensor([10, 20]), cond, guidance=1.0).shape == (2, 1, 1, 1)
+    with pytest.raises(ValueError, match="guidance is 3, but this model has nothing .*Set sampling.guidance=1"):
+        guided(echo, torch.zeros(2, 1, 1, 1), torch.tensor([10, 20]), cond, guidance=3.0)
+
+
+def test_grey_pictures_become_three_equal_channels() -> None:
+    grey = torch.rand(2, 1, 4, 4)
+    assert torch.equal(as_rgb(grey), torch.cat([grey, grey, grey], 1)) and as_rgb(as_rgb(grey)).shape == (2, 3, 4, 4)
+    with pytest.raises(ValueError, match="pictures of 4 channels; allowed: 1 .* or 3"):
+        as_rgb(torch.rand(2, 4, 4, 4))
 
 
 def test_parse_dtype() -> None:
@@ -54,6 +80,6 @@ def test_pick_device() -> None:
 @pytest.mark.parametrize("asked", ["auto", "cuda", "cuda:0", "cuda:7"])
 def test_among_processes_each_has_its_own_device(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     """Also where the run was begun on one with a number."""
-    monkeypatch.setattr(processes, "device", lambda: torch.device("cuda", 3))
+    monkeypatch.setattr(distributed, "device", lambda: torch.device("cuda", 3))
     assert pick_device(asked) == torch.device("cuda", 3)
     assert pick_device("cpu") == torch.device("cpu")

@@ -16,8 +16,9 @@ from transformers import CLIPTextModel
 
 from cgru.backbones import load_model
 from cgru.backbones.base import Backbone
-from cgru.backbones.parts import ddim_scheduler
-from cgru.backbones.sd import StableDiffusion, load_stable_diffusion, resolve_source
+from cgru.backbones.loading import resolve_source
+from cgru.backbones.schedules import ddim_scheduler
+from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 
 SD_SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 
@@ -122,9 +123,9 @@ def test_an_old_steps_offset_is_read_as_diffusers_reads_it(caplog: pytest.LogCap
 def test_equal_prompts_have_equal_embeddings(backbone: StableDiffusion) -> None:
     cond = backbone.encode_text(["a dog", "a cat", "a dog", ""])
     assert cond.prompts == ("a dog", "a cat", "a dog", "")
-    assert cond.embeddings.shape == (4, 16, 16) and cond.unconditional.shape == (1, 16, 16)
+    assert cond.embeddings.shape == (4, 16, 16) and cond.unconditional["embeddings"].shape == (1, 16, 16)
     assert torch.equal(cond.embeddings[0], cond.embeddings[2])
-    assert torch.equal(cond.embeddings[3], cond.unconditional[0])
+    assert torch.equal(cond.embeddings[3], cond.unconditional["embeddings"][0])
     assert (cond.embeddings[0] - cond.embeddings[1]).abs().max() > 0.01
 
 

@@ -1,6 +1,7 @@
 """The FiLM critic: identity at the start (design test 5), the tower run layer by layer, heads, prompts."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from tiny_critic import TEXT_WIDTH, conditioning, pictures, tiny_clip, tiny_towe
 from torch import Tensor
 
 from cgru.critic import build_critic
-from cgru.critic.film import FilmCritic, pooled_text, sinusoidal
+from cgru.critic.film import FilmCritic, pooled_text, sinusoidal, text_width
 from cgru.critic.latent import LatentCritic
 from cgru.mdp.trajectory import Conditioning
 
@@ -66,11 +67,13 @@ def test_film_at_start_is_no_film_bit_for_bit(depths: tuple[int, ...] | None, te
     assert torch.equal(film(*inputs), plain(*inputs))
 
 
-def test_a_trained_critic_sees_time_and_a_plain_one_does_not() -> None:
-    image = pictures(1).repeat(4, 1, 1, 1)
-    film, plain = stirred(value_critic()), stirred(value_critic(film=False))
-    assert len(film(image, TIME, conditioning(4)).unique()) == 4
-    same = plain(image, TIME, conditioning(4))
+@pytest.mark.parametrize("text_width", [None, TEXT_WIDTH])
+def test_a_trained_critic_sees_time_and_a_plain_one_does_not(text_width: int | None) -> None:
+    image, prompt = pictures(1).repeat(4, 1, 1, 1), conditioning(1)[torch.zeros(4, dtype=torch.long)]
+    film, plain = stirred(value_critic(text_width=text_width)), stirred(value_critic(film=False))
+    apart = film(image, TIME, prompt).detach().sort().values.diff()
+    assert float(apart.min()) > 1e-3
+    same = plain(image, TIME, prompt)
     torch.testing.assert_close(same, same[:1].expand(4))
 
 
@@ -157,10 +160,33 @@ def test_sinusoidal_by_hand() -> None:
 def test_pooled_text_is_what_the_prompt_adds() -> None:
     empty = torch.full((1, 2, 4), 50.0)
     said = torch.tensor([[[52.0, 50, 50, 48], [50, 50, 50, 50]]])
-    pooled = pooled_text(Conditioning(("a", ""), torch.cat([said, empty]), empty))
+    pooled = pooled_text(Conditioning(("a", ""), {"embeddings": torch.cat([said, empty])}, {"embeddings": empty}))
     # difference (1, 0, 0, -1): mean 0, variance 1/2; divided by √(1/2) it is (√2, 0, 0, -√2)
     expected = torch.tensor([[math.sqrt(2), 0, 0, -math.sqrt(2)], [0, 0, 0, 0]])
     torch.testing.assert_close(pooled, expected, atol=1e-4, rtol=0)
+
+
+def test_a_models_own_summary_of_the_prompt_is_preferred() -> None:
+    pooled, cond = torch.tensor([[2.0, 0.0], [1.0, 3.0]]), conditioning(2)
+    summed_up = replace(cond, tensors={**cond.tensors, "pooled": pooled})  # unconditional: none, so zeros
+    # each row minus its mean (1, 2), divided by its standard deviation (1, 1)
+    torch.testing.assert_close(pooled_text(summed_up), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), atol=1e-4, rtol=0)
+    assert (text_width(cond), text_width(summed_up)) == (TEXT_WIDTH, 2)
+
+
+def test_grey_pictures_are_seen_as_colours_of_one_shade() -> None:
+    critic, grey = stirred(value_critic()), pictures(4)[:, :1]
+    expected = critic(grey.expand(-1, 3, -1, -1), TIME, conditioning(4))
+    assert torch.equal(critic(grey, TIME, conditioning(4)), expected)
+    assert torch.equal(critic((grey * 255).byte(), TIME, conditioning(4)).isfinite(), torch.ones(4, dtype=torch.bool))
+
+
+def test_times_of_another_range_say_the_same() -> None:
+    usual = stirred(value_critic())
+    film = value_critic(time_range=1.0)
+    film.load_state_dict(usual.state_dict())
+    inputs = pictures(4), conditioning(4)
+    torch.testing.assert_close(film(inputs[0], TIME / 1000, inputs[1]), usual(inputs[0], TIME, inputs[1]))
 
 
 @pytest.mark.parametrize("depths", [(4,), (-1,), (1, 1), ()])

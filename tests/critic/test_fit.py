@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cgru.critic import build_critic
 from cgru.critic.film import FilmCritic
-from cgru.critic.fit import class_scores, regress, split, values, warm_start, warm_start_classes
+from cgru.critic.fit import regress, split, values, warm_start, warm_start_classes
 from cgru.critic.latent import LatentCritic
 from cgru.critic.measures import accuracy_and_macro_precision, calibration, explained_variance, value_error
 from cgru.mdp.trajectory import Trajectory
@@ -84,22 +84,13 @@ def test_classes_learn_by_cross_entropy_and_then_serve_another_target() -> None:
     )
     assert result.held_out.explained_variance[1] > 0.95  # V = 10 (1 - p_bright) is the reward at the late step
     assert result.held_out.accuracy is not None and 0.6 < result.held_out.accuracy < 0.95  # half the states tell
-    accuracy, precision = class_scores(critic, views[:, 1:], late_only(states), label, batch_size=50)
-    assert accuracy == precision == 1.0  # late states only
+    with torch.no_grad():
+        late = critic.logits(views[:, 1], states.time[1].expand(len(states)), states.cond)
+    assert accuracy_and_macro_precision(late, label) == (1.0, 1.0)
     other = made(head="classes", target="dark")
     other.load_state_dict(critic.state_dict())
     both = values(critic, views, states, batch_size=64) + values(other, views, states, batch_size=64)
     torch.testing.assert_close(both, torch.full((96, 2), 10.0))
-
-
-def late_only(states: Trajectory) -> Trajectory:
-    return replace(
-        states,
-        x=states.x[:, 1:],
-        log_prob=states.log_prob[:, 1:],
-        time=states.time[1:],
-        stochastic=states.stochastic[1:],
-    )
 
 
 def test_values_are_the_critics_answers_in_place() -> None:
@@ -112,6 +103,22 @@ def test_values_are_the_critics_answers_in_place() -> None:
         expected = critic(views[:, t], states.time[t].expand(5), states.cond).detach()
         torch.testing.assert_close(found[:, t], expected)
     assert len(found.unique()) > 5
+
+
+def test_values_at_chosen_steps_go_by_the_times_of_these_steps() -> None:
+    states = replace(trajectory(3, [900, 700, 500, 300, 100]), chosen=(1, 4))
+    critic = made()
+    with torch.no_grad():
+        for parameter in critic.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded())
+    views = torch.randint(256, (3, 2, 3, 8, 8), generator=seeded()).to(torch.uint8)  # of the chosen steps alone
+    found = values(critic, views, states, batch_size=4)
+    assert found.isfinite().all(0).tolist() == [False, True, False, False, True]
+    for place, (t, time) in enumerate([(1, 700), (4, 100)]):
+        expected = critic(views[:, place], torch.full((3,), time), states.cond).detach()
+        torch.testing.assert_close(found[:, t], expected)
+        other = critic(views[:, place], torch.full((3,), time + 200), states.cond).detach()
+        assert float((other - expected).abs().min()) > 1e-3  # time does count
 
 
 def regress_once(critic: torch.nn.Module, views: Tensor, states: Trajectory, seed: int = 0, updates: int = 6) -> tuple:

@@ -3,8 +3,9 @@
 import torch
 from tiny_critic import TEXT_WIDTH, conditioning
 
-from cgru.critic.film import pooled_text
+from cgru.critic.film import pooled_text, text_width
 from cgru.critic.latent import LatentCritic
+from cgru.mdp.trajectory import Conditioning
 
 
 def critic() -> LatentCritic:
@@ -32,3 +33,19 @@ def test_gates_start_between_0_and_1() -> None:
         gamma = layer.gamma.weight
         assert gamma.shape == (50, 256) and 0 <= gamma.min() and gamma.max() <= 1
         assert abs(gamma.mean() - 0.5) < 0.02  # uniform: 12,800 draws, standard error 0.0026
+
+
+def test_times_of_another_range_fall_into_the_same_buckets() -> None:
+    """Times 0 to 1: 0.999 is time 999 of 0 to 1000, and 1.0, where flow models start, is in the last bucket, too."""
+    usual, x, cond = critic(), torch.randn(3, 4, 4, 4, generator=torch.Generator().manual_seed(1)), conditioning(3)
+    made = LatentCritic((4, 4, 4), TEXT_WIDTH, scale=2.0, prior=1.0, time_range=1.0)
+    made.load_state_dict(usual.state_dict())
+    expected = usual(x, torch.tensor([999, 39, 999]), cond)
+    torch.testing.assert_close(made(x, torch.tensor([0.999, 0.039, 1.0]), cond), expected, atol=0, rtol=0)
+
+
+def test_a_model_without_text_has_a_critic_of_the_state_alone() -> None:
+    cond = Conditioning(("circle", "square"), {"label": torch.arange(2)})
+    made = LatentCritic((5,), 0, scale=1.0)
+    assert text_width(cond) == 0 and made.layers[0].linear.in_features == 5
+    assert made(torch.randn(2, 5), torch.tensor([0.5, 1.0]), cond).shape == (2,)

@@ -32,5 +32,11 @@ def test_shrunk_views_are_decoded_from_shrunk_latents() -> None:
 
 def test_a_side_that_does_not_divide_is_refused() -> None:
     check_shrink("quarter", (4, 16, 16))
-    with pytest.raises(ValueError, match=r"'quarter' and the model's latents are 6 × 4; allowed: full, half, which"):
+    with pytest.raises(ValueError, match=r"'quarter', but the model's latents are 6 × 4; allowed: full, half, which"):
         check_shrink("quarter", (4, 6, 4))
+
+
+def test_latents_that_are_no_maps_are_decoded_whole() -> None:
+    check_shrink("full", (64,))
+    with pytest.raises(ValueError, match=r"'half', but the model's latents are 8 × 64; allowed: full, which"):
+        check_shrink("half", (8, 64))

@@ -46,6 +46,15 @@ def test_large_pictures_are_shrunk_before_they_are_kept(backbone: StableDiffusio
     assert decoded_views(backbone, collected, "noisy", batch_size=6, size=64).shape[-1] == 16
 
 
+@pytest.mark.parametrize("which", ["noisy", "clean", "latent"])
+def test_only_the_chosen_states_are_looked_at(backbone: StableDiffusion, collected: Trajectory, which: str) -> None:
+    everything = decoded_views(backbone, collected, which, batch_size=6).float()
+    some = decoded_views(backbone, replace(collected, chosen=(0, 2)), which, batch_size=6).float()
+    off = 0.0 if which == "latent" else 1.0  # a byte may be off by one, since batches of other sizes round differently
+    torch.testing.assert_close(some, everything[:, [0, 2]], atol=off, rtol=0)
+    assert float((everything[:, 1] - everything[:, 2]).abs().max()) > 2 * off
+
+
 @dataclass(frozen=True)
 class Broken:
     def decode(self, x: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ def tiny_clip(seed: int = 0) -> CLIPVisionModelWithProjection:
 def conditioning(n: int, seed: int = 0) -> Conditioning:
     generator = torch.Generator().manual_seed(seed)
     embeddings = torch.randn(n, 5, TEXT_WIDTH, generator=generator)
-    return Conditioning(tuple(f"prompt {i}" for i in range(n)), embeddings, torch.zeros(1, 5, TEXT_WIDTH))
+    empty = {"embeddings": torch.zeros(1, 5, TEXT_WIDTH)}
+    return Conditioning(tuple(f"prompt {i}" for i in range(n)), {"embeddings": embeddings}, empty)
 
 
 def trajectory(n: int, times: list[int], reward: torch.Tensor | None = None) -> Trajectory:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from cgru.evaluation.assets import ROOT
-from cgru.evaluation.base import Sampling
-from cgru.evaluation.unlearncanvas import UnlearnCanvas, load_benchmark
+from cgru.embedded import ROOT
+from cgru.evaluation.benchmarks.unlearncanvas import UnlearnCanvas, load_benchmark
+from cgru.tasks import Sampling
 
 CLASSES, STYLES = ("Dogs", "Human"), ("Crayon", "Seed_Images", "Van_Gogh")
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 import cgru
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
 from cgru.edits import base_model, find_edit, is_run, load_edit
-from cgru.evaluation.base import Sampling
 from cgru.evaluation.drawing import draw
+from cgru.tasks import Sampling
 
 FILE = "pytorch_lora_weights.safetensors"
 
@@ -269,14 +269,14 @@ def test_run_folder_names_its_model(lora: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read .*/config.yaml as YAML"):  # tags that run code are not run
         base_model(str(run), default="emoji-canvas")
     assert find_edit("some/model") is None
-    with pytest.raises(FileNotFoundError, match="no LoRA file"):
+    with pytest.raises(FileNotFoundError, match="no edit file"):
         find_edit(str(tmp_path / "absent.safetensors"))
 
 
 def test_a_run_without_an_edit_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: emoji-canvas\n")
     for find in (find_edit, load_edit):
-        with pytest.raises(FileNotFoundError, match=rf"the run .* has no edit yet: edit/{FILE} is not there"):
+        with pytest.raises(FileNotFoundError, match=r"the run .* has no edit yet: edit/edit.json is not there"):
             find(str(tmp_path))
     # a model folder may have a config.yaml of its own
     (tmp_path / "model_index.json").write_text("{}")

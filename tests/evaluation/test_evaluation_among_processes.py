@@ -9,8 +9,8 @@ import pytest
 from side_by_side import Raised, side_by_side
 from test_edits import write_lora
 
-from cgru import processes
-from cgru.evaluation.attack import AttackRequest, prepare_attack, run_attack
+from cgru import distributed
+from cgru.attacks.session import AttackRequest, prepare_attack, run_attack
 from cgru.evaluation.request import Request
 from cgru.evaluation.session import prepare, run
 
@@ -26,7 +26,7 @@ def evaluated(request: Request, stops_at: int = -1) -> tuple[dict[str, Any], int
 
     def progress(what: str, done: int, total: int) -> None:
         calls.append(done)
-        if processes.rank() == 1 and len(calls) == stops_at:
+        if distributed.rank() == 1 and len(calls) == stops_at:
             raise OSError("no space left")
 
     return run(prepare(request), progress), len(calls)

@@ -7,8 +7,9 @@ import torch
 
 from cgru.backbones.base import Backbone
 from cgru.backbones.sd import load_stable_diffusion
-from cgru.evaluation.base import Job, Sampling
+from cgru.evaluation.base import Job
 from cgru.evaluation.drawing import Gallery, draw_jobs
+from cgru.tasks import Sampling
 
 SAMPLING = Sampling(steps=2, guidance=2.0, eta=0.0)
 JOBS = [Job(prompt, seed, {"index": 0}) for seed, prompt in enumerate(("a dog", "a cat", "a tree"))]

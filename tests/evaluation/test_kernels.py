@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cgru.evaluation import kernels
+from cgru.evaluation.distances import FeatureGaussian, fit_gaussian, frechet_distance
 from cgru.evaluation.kernels import clipscore, clipscore_hessel, cmmd, cosines, kid, kid_error, mean_over_prompts
-from cgru.evaluation.metrics import Gaussian, fit_gaussian, frechet_distance
 
 
 def rotation(size: int, seed: int) -> np.ndarray:
@@ -20,8 +20,8 @@ def test_frechet_distance_of_rotated_gaussians_has_a_closed_form() -> None:
     axes = rotation(size, 1)
     sd_a, sd_b = generator.uniform(0.01, 3, size=(2, size))
     shift = generator.normal(size=size)
-    a = Gaussian(np.zeros(size), (axes * sd_a**2) @ axes.T, 9)
-    b = Gaussian(shift, (axes * sd_b**2) @ axes.T, 9)
+    a = FeatureGaussian(np.zeros(size), (axes * sd_a**2) @ axes.T, 9)
+    b = FeatureGaussian(shift, (axes * sd_b**2) @ axes.T, 9)
     assert frechet_distance(a, b) == pytest.approx(shift @ shift + ((sd_a - sd_b) ** 2).sum(), rel=1e-9)
     assert frechet_distance(a, b) == pytest.approx(frechet_distance(b, a), rel=1e-9)
 
@@ -130,5 +130,5 @@ def test_what_cannot_be_compared_is_refused(distance: type) -> None:
 
 
 def test_pairs_need_equally_many() -> None:
-    with pytest.raises(ValueError, match="pairs need equally many"):
+    with pytest.raises(ValueError, match="paired ones must be equally many"):
         kid(np.zeros((5, 3)), np.zeros((6, 3)), paired=True)

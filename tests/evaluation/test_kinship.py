@@ -12,8 +12,8 @@ from test_edits import write_lora
 from transformers import CLIPTokenizer
 
 from cgru.cli import main
-from cgru.evaluation.assets import sha256_of
-from cgru.evaluation.eyes import load_eye
+from cgru.embedded import sha256_of
+from cgru.evaluation.judges.features import load_eye
 from cgru.evaluation.request import Request
 from cgru.evaluation.session import evaluate, prepare, run
 from cgru.lineage import Trainers, check_judges, judge_lineage
@@ -60,7 +60,7 @@ def test_asked_for_by_name_it_is_stamped_and_said(
     make_run(asset_root, trained_by(asset_root, "detector", "object"))
     command = ["evaluate", "run", "--images", "1", "--no-base", "--allow-judge", "object"]
     assert main(command, root=asset_root) == 0
-    assert "not independent, asked for by name: the judge shares lineage" in capsys.readouterr().out
+    assert "not independent, accepted by --allow-judge: the judge shares lineage" in capsys.readouterr().out
     scores = json.loads(Path("run/eval/canvas@2/scores.json").read_text())
     assert scores["protocol"]["judge_shares_lineage_with"] == ["object: detector cheat"] and scores["notices"] == []
     assert main([*command[:-1], "objet"], root=asset_root) == 2
@@ -106,14 +106,14 @@ def test_another_protocol_never_takes_the_place_of_a_result(asset_root: Path, tm
     settings: dict[str, Any] = {"images": 1, "out": tmp_path / "out", "root": asset_root}
     evaluate("emoji-canvas", **settings)
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    others = {"other dtype": {"dtype": "bf16"}, "other target": {"target": "Dogs"}}
+    others = {"different dtype": {"dtype": "bf16"}, "different target": {"target": "Dogs"}}
     for message, change in others.items():
         with pytest.raises(ValueError, match=f"another protocol .{message}") as caught:
             evaluate("emoji-canvas", **(settings | change))
         assert "\n" not in str(caught.value)
     scores = tmp_path / "out" / "scores.json"
     scores.write_text(json.dumps(json.loads(scores.read_text()) | {"version": 1}))
-    with pytest.raises(ValueError, match=r"another protocol \(other version\)"):
+    with pytest.raises(ValueError, match=r"another protocol \(different version\)"):
         evaluate("emoji-canvas", **settings)
     scores.rename(tmp_path / "out" / "scores.previous.json")  # as a stopped evaluation leaves it
     with pytest.raises(ValueError, match=r"scores.previous.json' holds results of another protocol"):
@@ -125,7 +125,7 @@ def test_another_protocol_never_takes_the_place_of_a_result(asset_root: Path, tm
 
 def test_scores_that_cannot_be_read_are_told(asset_root: Path, tmp_path: Path) -> None:
     (tmp_path / "scores.json").write_text('{"benchmark": "canv')
-    with pytest.raises(ValueError, match="holds no scores of cgru, or not all of them"):
+    with pytest.raises(ValueError, match="is not a complete scores.json of cgru"):
         prepare(Request("emoji-canvas", images=1, out=tmp_path, root=asset_root))
 
 
@@ -144,5 +144,5 @@ def test_half_copied_files_are_made_again(asset_root: Path, tmp_path: Path) -> N
     assert done[0] in (4, 5) and done[-1] == 6
     assert picture.read_bytes() == before[picture] and again["confusion"] == first["confusion"]
     rows.write_text("something of mine")  # no line of ours: it would be lost
-    with pytest.raises(ValueError, match="holds 'something of mine', which is no prediction of cgru"):
+    with pytest.raises(ValueError, match="holds 'something of mine', which is not a prediction of cgru"):
         prepare(Request("emoji-canvas", images=1, out=tmp_path, root=asset_root))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mishaps import file_size_limit
 
+from cgru.atomic_io import atomic_write
 from cgru.evaluation.store import (
     PredictionFile,
     check_contents,
@@ -13,7 +14,6 @@ from cgru.evaluation.store import (
     pack,
     scores_pending,
     unpack,
-    write_atomic,
 )
 
 
@@ -27,16 +27,16 @@ def test_features_survive_to_the_bit() -> None:
 
 
 def test_atomic_write_leaves_no_temporary_file(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "a.json", "one")
-    write_atomic(tmp_path / "a.json", "two")
+    atomic_write(tmp_path / "a.json", "one")
+    atomic_write(tmp_path / "a.json", "two")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "two"
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "a.json", "one")
+    atomic_write(tmp_path / "a.json", "one")
     with file_size_limit(10), pytest.raises(OSError, match="File too large"):
-        write_atomic(tmp_path / "a.json", "two" * 10)
+        atomic_write(tmp_path / "a.json", "two" * 10)
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "one"
 
@@ -83,7 +83,9 @@ def test_finish_replaces_the_partial_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"id": 1}\n', "[1]\n", "some notes\n", "\xff"])
 def test_a_file_of_someone_else_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "predictions.jsonl").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"predictions.jsonl.*no prediction of cgru; allowed: .* Choose another --out"):
+    with pytest.raises(
+        ValueError, match=r"predictions.jsonl.*not a prediction of cgru; allowed: .* Choose another --out"
+    ):
         check_contents(tmp_path)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cgru.evaluation.assets import ROOT
-from cgru.evaluation.base import Job, Measurement, Predictions, Sampling, Score
-from cgru.evaluation.canvas import Canvas, load_benchmark
-from cgru.tasks import UnlearnTask
+from cgru.embedded import ROOT
+from cgru.evaluation.base import Job, Measurement, Predictions, Score
+from cgru.evaluation.benchmarks.canvas import Canvas, load_benchmark
+from cgru.tasks import Sampling, UnlearnTask
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,16 @@ from typing import Any
 import pytest
 from mishaps import interruptible
 
-from cgru.backbones.lora import LORA_FILE
 from cgru.experiments.sweep import Sweep, plan
+from cgru.lora.file import LORA_FILE
 from cgru.pipeline import unlearn
 from cgru.runs import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
+    pytest.mark.xdist_group("ray"),  # one cluster at a time: each takes all cores
+]
 HERE = Path(__file__).parent
 ITERATIONS = 5
 SETTINGS = (
@@ -157,8 +161,8 @@ def test_a_worker_and_a_node_killed_in_mid_run_lose_nothing(tmp_path: Path) -> N
     assert cluster.second not in {record["node"] for record in found.values()}
     for concept, data in before.items():
         record = found[f"{concept}-ddpo-s0"]
-        assert f"{concept}-ddpo-s0: again after: its worker was lost" in events
-        assert f"going on from iteration {record['from_iteration']}" in events
+        assert f"{concept}-ddpo-s0: will be retried after: its worker was lost" in events
+        assert f"continuing from iteration {record['from_iteration']}" in events
         assert data is not None
         assert_went_on(out, concept, data, record, tmp_path)
     page = (out / "comparison.html").read_text(encoding="utf-8")
@@ -185,7 +189,7 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(tmp_path: Path) -> None:
         sweep.send_signal(signal.SIGINT)
         told, events = sweep.communicate(timeout=120)
     assert (sweep.returncode, told) == (130, "")
-    assert events.splitlines()[-1] == f"cgru: interrupted; the same command goes on with {str(out)!r}."
+    assert events.splitlines()[-1] == f"cgru: interrupted; the same command continues {str(out)!r}."
     before = (out / "cells" / "base.json").read_bytes()
     with sweeping(out, [*words, "--json"], longer) as sweep:
         told, events = sweep.communicate(timeout=300)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from cgru.attacks.session import AttackRequest
 from cgru.catalog import resolve
 from cgru.cli.parse import parse
-from cgru.evaluation.attack import AttackRequest
+from cgru.embedded import load_lexicon
 from cgru.evaluation.request import Request
 from cgru.experiments.cells import Cell, from_record
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import SCALES, find_scale
-from cgru.pipeline.setting import resolve_prompts
-from cgru.tasks import load_lexicon
+from cgru.rl.build import resolve_prompts
 
 
 def names(cells: tuple[Cell, ...]) -> list[str]:
@@ -100,7 +100,7 @@ def test_another_model_says_what_it_needs(tmp_path: Path) -> None:
     assert "judges" in by_experiment["objects"]
     assert "i2p.csv" in by_experiment["safety"]
     assert by_experiment["ddpo"] == ""
-    assert "vocabulary" in by_experiment["critic"]
+    assert by_experiment["critic"] == ""  # 20 classes are drawn by the base
 
 
 def test_another_model_with_its_data_takes_the_papers_presets_and_official_protocols(tmp_path: Path) -> None:
@@ -143,7 +143,8 @@ def test_prompts_of_a_class_suffice_for_all_parts(tmp_path: Path) -> None:
     file.write_text("".join(f"a dog number {i}\n" for i in range(80)))  # as many as the paper has
     cells = {cell.name: cell for cell in plan(SCALES["full"], "some/model", tmp_path)}
     config = cells["objects-dogs-cgru-s0"].config("cpu")
-    resolve_prompts(config)
+    _, sets = resolve_prompts(config)
+    assert (len(sets.policy), len(sets.critic), len(sets.validation_forget)) == (60, 20, 0)  # nobody looks there
     file.write_text("a dog\n")
     with pytest.raises(ValueError, match="^1 different forget prompts given, 80 wanted; allowed: 80 or more"):
         resolve_prompts(config)

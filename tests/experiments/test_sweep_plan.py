@@ -26,7 +26,7 @@ def test_a_sweep_is_the_product_with_the_base_first() -> None:
     ]
     assert cells[0] == Cell("base", "sweep", "emoji-canvas", measures=(Measure("canvas"),))
     last = cells[-1]
-    assert (last.concept, last.seed, last.method, last.preset) == ("Cats", 1, "ddpo", "demo")
+    assert (last.concept, last.seed, last.method, last.preset) == ("Cats", 1, "ddpo", "on-policy")
     assert last.measures == (Measure("canvas", 1, "Cats"),)
     assert last.config("cpu").seed == 1
 
@@ -36,17 +36,17 @@ def test_the_base_is_not_compared_with_itself() -> None:
     base, *_ = plan(Sweep(("Dogs", "Cats"), benchmarks=("kid", "canvas", "cmmd")))
     assert (base.name, base.measures) == ("base", (Measure("canvas"),))
     runs = plan(Sweep(("Dogs", "Cats"), benchmarks=("kid",)))
-    assert [cell.name for cell in runs] == ["dogs-cgru-s0", "cats-cgru-s0"]
+    assert [cell.name for cell in runs] == ["dogs-anchored-s0", "cats-anchored-s0"]
     assert runs[0].measures == (Measure("kid", 1, "Dogs"),)
 
 
 def test_a_run_alone_has_nobody_to_share_the_base_with() -> None:
-    assert [cell.name for cell in plan(Sweep(("Dogs",)))] == ["dogs-cgru-s0"]
+    assert [cell.name for cell in plan(Sweep(("Dogs",)))] == ["dogs-anchored-s0"]
 
 
 def test_a_concept_is_spelled_as_in_the_vocabulary() -> None:
     (cell,) = plan(Sweep(("dog",)))
-    assert (cell.concept, cell.name) == ("Dogs", "dogs-cgru-s0")
+    assert (cell.concept, cell.name) == ("Dogs", "dogs-anchored-s0")
 
 
 def test_a_benchmark_gets_the_concept_where_it_has_a_place_for_it() -> None:
@@ -75,6 +75,7 @@ def test_another_model_is_trained_and_measured_only_if_asked(tmp_path: Path) -> 
     (van_gogh,) = plan(Sweep(("Van Gogh",), model="some/model"))
     assert (van_gogh.name, van_gogh.preset, van_gogh.measures) == ("van-gogh-cgru-s0", "paper-object", ())
     (dogs,) = plan(Sweep(("Dogs",), preset="paper-object"))
+    assert dogs.method == "cgru"
     assert dogs.model == dogs.config("cpu").model != "emoji-canvas"
 
 
@@ -87,12 +88,12 @@ WHOLE = Sweep(("Dogs",))
         (replace(WHOLE, concepts=()), "no concept to sweep over"),
         (replace(WHOLE, seeds=()), "no seed to sweep over"),
         (replace(WHOLE, methods=()), "no method to sweep over"),
-        (replace(WHOLE, concepts=("Dogs", "dog")), "'dogs-cgru-s0' is in the sweep twice"),
-        (replace(WHOLE, seeds=(1, 1)), "'dogs-cgru-s1' is in the sweep twice"),
+        (replace(WHOLE, concepts=("Dogs", "dog")), "'dogs-anchored-s0' is in the sweep twice"),
+        (replace(WHOLE, seeds=(1, 1)), "'dogs-anchored-s1' is in the sweep twice"),
         (replace(WHOLE, concepts=("Dgos",)), "unknown concept 'Dgos'.*Did you mean 'Dogs'"),
         (replace(WHOLE, methods=("cgru", "ddpoo")), "unknown method 'ddpoo'.*Did you mean 'ddpo'"),
         (replace(WHOLE, preset="bset"), "unknown preset 'bset'.*Did you mean 'best'"),
-        (replace(WHOLE, images=0), "--images 0; allowed: 1 or more"),
+        (replace(WHOLE, images=0), "--images 0; allowed: 1 to 10000"),
         (replace(WHOLE, settings=("seed=3",)), "'seed=3' is no setting of a sweep; allowed: --seeds"),
         (replace(WHOLE, settings=("model=some/model",)), "'model=some/model' is no .*; allowed: --model"),
         (replace(WHOLE, settings=("method=ddpo",)), "'method=ddpo' is no .*; allowed: --methods"),
@@ -118,7 +119,7 @@ def test_commands_make_the_same_by_hand() -> None:
     _, dogs, _ = plan(Sweep(("Dogs", "Cats"), settings=("policy.iterations=3",)))
     unlearn, evaluate = dogs.commands(Path("runs/x"), "auto")
     assert unlearn == (
-        "cgru unlearn Dogs --model emoji-canvas --method cgru --preset demo --seed 0 --device auto --out runs "
+        "cgru unlearn Dogs --model emoji-canvas --method anchored --preset demo --seed 0 --device auto --out runs "
         "policy.iterations=3"
     )
     assert evaluate == "cgru evaluate runs/x --benchmark canvas --target Dogs --images 1 --device auto"

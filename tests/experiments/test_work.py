@@ -9,7 +9,7 @@ import pytest
 
 from cgru.cli.reproducing import PAGE, write_page
 from cgru.experiments.cells import Assault, Cell, Measure
-from cgru.experiments.work import Order, attempt, last_line, only_one, read_record, reproduce, reuse
+from cgru.experiments.local_runner import Order, attempt, last_line, only_one, read_record, reproduce, reuse
 
 TINY = (
     "critic.trajectories=8",
@@ -78,10 +78,10 @@ def test_an_error_without_text_has_a_name(tmp_path: Path) -> None:
     assert attempt(cell, Order(tmp_path, "cpu", 1)) == {"error": "OSError"}
 
 
+@pytest.mark.usefixtures("no_trackers")  # so that asking for it is heard
 def test_a_cell_has_the_tracker_of_its_settings(tmp_path: Path) -> None:
-    """Which is not installed here, so that asking for it is heard."""
     record = attempt(critic_cell("film", "tracker=trackio"), Order(tmp_path, "cpu", 1))
-    assert record["error"].startswith("tracker 'trackio' needs the package 'trackio'")
+    assert record["error"].startswith("tracker 'trackio' needs the package 'trackio-that-nobody-has'")
 
 
 @pytest.mark.parametrize("error, last", [("Traceback\n ...\nE: x\n", "E: x"), ("", "an error without text")])

@@ -11,7 +11,8 @@ from cgru.mdp.trajectory import Conditioning, Trajectory
 def conditioning(n: int, m: int) -> Conditioning:
     """Prompt i has the embedding full of i, its unconditional one full of -i."""
     embeddings = torch.arange(n).float().view(n, 1, 1).expand(n, 2, 3)
-    return Conditioning(tuple(f"prompt {i}" for i in range(n)), embeddings, -embeddings[:m])
+    tensors = {"embeddings": embeddings, "label": torch.arange(n)}
+    return Conditioning(tuple(f"prompt {i}" for i in range(n)), tensors, {"embeddings": -embeddings[:m]})
 
 
 def trajectory(n: int = 3, t: int = 4, first: int = 0) -> Trajectory:
@@ -90,20 +91,51 @@ def test_conditioning_is_indexed_by_ids_or_slice(m: int) -> None:
     assert by_ids.prompts == ("prompt 2", "prompt 2", "prompt 0")
     assert by_ids.embeddings[:, 0, 0].tolist() == [2, 2, 0]
     assert by_slice.prompts == ("prompt 1", "prompt 2") and by_slice.embeddings[:, 0, 0].tolist() == [1, 2]
+    assert by_ids.tensors["label"].tolist() == [2, 2, 0] and by_slice.tensors["label"].tolist() == [1, 2]
     if m == 3:
-        assert by_ids.unconditional[:, 0, 0].tolist() == [-2, -2, 0]
+        assert by_ids.unconditional["embeddings"][:, 0, 0].tolist() == [-2, -2, 0]
     else:
-        assert len(by_ids.unconditional) == len(by_slice.unconditional) == 1
+        assert len(by_ids.unconditional["embeddings"]) == len(by_slice.unconditional["embeddings"]) == 1
 
 
 def test_conditioning_cat_keeps_a_shared_unconditional_row_single() -> None:
     shared = Conditioning.cat([conditioning(2, 1), conditioning(3, 1)])
-    assert len(shared) == 5 and len(shared.unconditional) == 1
+    assert len(shared) == 5 and len(shared.unconditional["embeddings"]) == 1
+    assert shared.tensors["label"].tolist() == [0, 1, 0, 1, 2]
     own = Conditioning.cat([conditioning(2, 2), conditioning(3, 1)])
-    assert own.unconditional[:, 0, 0].tolist() == [0, -1, 0, 0, 0]
+    assert own.unconditional["embeddings"][:, 0, 0].tolist() == [0, -1, 0, 0, 0]
+
+
+def test_conditioning_names_belong_together() -> None:
+    with pytest.raises(AssertionError, match="2 prompts for 3 label"):
+        Conditioning(("a", "b"), {"label": torch.arange(3)})
+    with pytest.raises(AssertionError, match="2 unconditional label for 3 prompts"):
+        Conditioning(("a", "b", "c"), {"label": torch.arange(3)}, {"label": torch.arange(2)})
+    with pytest.raises(AssertionError, match="unconditional 'size' beside label"):
+        Conditioning(("a",), {"label": torch.arange(1)}, {"size": torch.arange(1)})
+    with pytest.raises(AssertionError, match="different names"):
+        Conditioning.cat([conditioning(1, 1), Conditioning(("a",), {"label": torch.arange(1)})])
+
+
+def test_states_of_any_shape_and_times_that_are_no_integers() -> None:
+    """A latent of 5 numbers at times of 0 to 1."""
+    x = torch.arange(2 * 4 * 5.0).view(2, 4, 5)
+    runs = Trajectory(
+        x=x,
+        log_prob=torch.zeros(2, 3),
+        time=torch.tensor([1.0, 0.6, 0.25]),
+        stochastic=torch.tensor([True, True, False]),
+        seeds=torch.arange(2),
+        cond=conditioning(2, 1),
+        guidance=1.0,
+    )
+    steps = runs.steps(torch.tensor([1, 0]), torch.tensor([2, 1]))
+    assert torch.equal(steps.x, x[[1, 0], [2, 1]]) and torch.equal(steps.next_x, x[[1, 0], [3, 2]])
+    torch.testing.assert_close(steps.time, torch.tensor([0.25, 0.6]))
 
 
 def test_to_moves_nested_records() -> None:
     moved = trajectory().to("meta")
     assert moved.x.device.type == moved.cond.embeddings.device.type == "meta"
+    assert moved.cond.tensors["label"].device.type == moved.cond.unconditional["embeddings"].device.type == "meta"
     assert moved.cond.prompts == trajectory().cond.prompts

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+from rewards.reward_folders import save_classifier, save_clip
+from safetensors.torch import save_file
+from transformers import CLIPTokenizer, CLIPVisionConfig, CLIPVisionModelWithProjection
 
-from cgru.pipeline.reward import CLIP_B32
+from cgru.rl.reward_stage import CLIP_B32
+
+
+@pytest.fixture(scope="session")
+def sd_folder(long_sd_folder: Path) -> Path:
+    """Runs need a model that reads whole prompts."""
+    return long_sd_folder
 
 
 @pytest.fixture
@@ -40,3 +48,15 @@ def tiny_clip_on_the_hub() -> Iterator[str]:
     (folder / "preprocessor_config.json").write_text(json.dumps(prepare))
     yield CLIP_B32
     shutil.rmtree(repository)  # other tests need a cache without it
+
+
+@pytest.fixture(scope="session")
+def networks(tmp_path_factory: pytest.TempPathFactory, long_sd_folder: Path) -> Path:
+    """clip (both towers, with its processor), nsfw (a ViT) and a linear aesthetic predictor."""
+    root = tmp_path_factory.mktemp("networks")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        save_clip(root / "clip", CLIPTokenizer.from_pretrained(long_sd_folder / "tokenizer"))
+        save_classifier(root / "nsfw")
+        save_file({"weight": torch.randn(1, 8), "bias": torch.full((1,), 5.0)}, root / "aesthetic.safetensors")
+    return root

@@ -14,17 +14,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cgru.backbones.adapter import attach
-from cgru.backbones.lean import low_memory
-from cgru.backbones.lora import LORA_FILE
+from cgru.atomic_io import to_json
 from cgru.backbones.sd import load_stable_diffusion
 from cgru.cli import main
-from cgru.config import RunConfig, override
-from cgru.disk import to_json
-from cgru.pipeline import resume, unlearn
-from cgru.pipeline.critic import CRITIC_STAGE
-from cgru.pipeline.sizes import GIB, LARGE, SMALL, TOO_MUCH, Costs, Line, choose, fitted, measured, sized
-from cgru.rl.problem import Sizes
+from cgru.config import RLConfig, override
+from cgru.fast.low_memory import low_memory
+from cgru.lora.file import LORA_FILE
+from cgru.lora.train import attach
+from cgru.pipeline import fit_critic, resume, unlearn
+from cgru.rl.batch_size import GIB, LARGE, SMALL, TOO_MUCH, Costs, Line, choose, fitted, measured, sized
+from cgru.rl.critic_stage import CRITIC_STAGE
+from cgru.rl.state import Sizes
 from cgru.rl.update import TrainingError
 from cgru.runs import Run, read_metrics
 
@@ -45,8 +45,8 @@ TINY = [
 ]
 
 
-def config_of(folder: Path, *settings: str) -> RunConfig:
-    return override(RunConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
+def config_of(folder: Path, *settings: str) -> RLConfig:
+    return override(RLConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
 
 
 def edit(run: Run) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ def sizes_of(run: Run) -> Sizes:
 
 
 def said_of_memory(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.name == "cgru.rl.room"]
+    return [record.message for record in caplog.records if record.name == "cgru.rl.oom_retry"]
 
 
 # ---- arithmetic
@@ -78,7 +78,7 @@ def costs(free: float, pair: float, *, used: float = 2.0) -> Costs:
 
 
 def chosen(fast: Costs, low: Costs, *settings: str) -> Sizes:
-    config = override(RunConfig(concept="dogs"), ["dtype=bf16", *settings])
+    config = override(RLConfig(concept="dogs"), ["dtype=bf16", *settings])
     return choose(config, LARGE, fast=lambda: fast, low=lambda: low)
 
 
@@ -88,7 +88,7 @@ def never() -> Costs:
 
 def test_a_large_card_is_filled_at_full_speed(caplog: pytest.LogCaptureFixture) -> None:
     """16 pairs of 2.2 GiB are 35.2; of 135 free, 3 are left and nine tenths of the rest counted on: 118.8."""
-    config = override(RunConfig(concept="dogs"), ["dtype=bf16"])
+    config = override(RLConfig(concept="dogs"), ["dtype=bf16"])
     with caplog.at_level(logging.INFO):
         found = choose(config, LARGE, fast=lambda: costs(135, 2.2), low=never)
     assert found == Sizes(rollout=16, update=16, decode=16, score=256, low_memory=False)
@@ -100,7 +100,7 @@ def test_a_large_card_is_filled_at_full_speed(caplog: pytest.LogCaptureFixture) 
 
 def test_a_card_of_24_gb_takes_fewer_pairs() -> None:
     """(21 - 3) · 0.9 = 16.2 GiB: 7 pairs of 2.2, so 4; 32 decodes of 0.5, so the 16 that fill the device."""
-    found = choose(override(RunConfig(concept="dogs"), ["dtype=bf16"]), LARGE, fast=lambda: costs(21, 2.2), low=never)
+    found = choose(override(RLConfig(concept="dogs"), ["dtype=bf16"]), LARGE, fast=lambda: costs(21, 2.2), low=never)
     assert (found.update, found.rollout, found.decode, found.low_memory) == (4, 4, 16, False)
 
 
@@ -133,7 +133,7 @@ def test_one_shape_is_an_equal_part_of_the_batch_or_a_power_of_two(
     trajectories: int, settings: tuple[str, ...], expected: tuple[int, int]
 ) -> None:
     """(21 - 3) · 0.9 = 16.2 GiB hold 12 pairs of 1.3."""
-    config = override(RunConfig(concept="dogs"), [f"policy.trajectories={trajectories}", *settings])
+    config = override(RLConfig(concept="dogs"), [f"policy.trajectories={trajectories}", *settings])
     found = choose(config, LARGE, fast=lambda: costs(21, 1.3), low=never)
     assert (found.rollout, found.update) == expected
 
@@ -154,7 +154,7 @@ def test_a_device_too_small_is_tried_one_by_one() -> None:
 
 
 def test_a_small_model_has_other_limits() -> None:
-    config = RunConfig(concept="dogs")
+    config = RLConfig(concept="dogs")
     found = choose(config, SMALL, fast=lambda: costs(20, 0.01), low=never)
     # (20 - 0.5) · 0.9 = 17.55 GiB: 1755 pairs of 0.01, so 512; 35 decodes of 0.5, so 32
     assert found == Sizes(1024, 512, 32, 1024)
@@ -234,10 +234,10 @@ def test_a_run_in_the_low_memory_mode_ends_as_any_other(sd_folder: Path, tmp_pat
 
 
 def test_the_mode_is_kept_until_another_is_asked_for(sd_folder: Path, tmp_path: Path) -> None:
-    run = unlearn(config_of(sd_folder, "memory=low", "policy.micro_batch=2"), tmp_path, until=CRITIC_STAGE)
+    run = fit_critic(config_of(sd_folder, "memory=low", "policy.micro_batch=2"), tmp_path)
     begun = sizes_of(run)
     assert begun.low_memory and begun.update == 2
-    again = unlearn(config_of(sd_folder, "memory=auto", "policy.micro_batch=2"), tmp_path, until=CRITIC_STAGE)
+    again = fit_critic(config_of(sd_folder, "memory=auto", "policy.micro_batch=2"), tmp_path)
     assert again.path == run.path and sizes_of(again) == begun
     run.annotate(sizes={**run.manifest["extra"]["sizes"], "rollout": 3})
     unlearn(config_of(sd_folder, "policy.micro_batch=2"), tmp_path)
@@ -246,18 +246,18 @@ def test_the_mode_is_kept_until_another_is_asked_for(sd_folder: Path, tmp_path: 
 
 def test_resume_keeps_the_mode_that_was_changed_to(sd_folder: Path, tmp_path: Path) -> None:
     """Begun with memory=fast, gone on with memory=low: the folder's config still says fast."""
-    run = unlearn(config_of(sd_folder, "memory=fast"), tmp_path, until=CRITIC_STAGE)
+    run = fit_critic(config_of(sd_folder, "memory=fast"), tmp_path)
     (run.path / "stages" / CRITIC_STAGE / "done.json").unlink()
-    unlearn(config_of(sd_folder, "memory=low"), tmp_path, until=CRITIC_STAGE)
-    resume(run.path)
+    fit_critic(config_of(sd_folder, "memory=low"), tmp_path)
+    resume(run.path, code=["own_pipeline"])
     assert sizes_of(run).low_memory
 
 
 def test_another_mode_sizes_anew(sd_folder: Path, tmp_path: Path) -> None:
-    run = unlearn(config_of(sd_folder, "memory=fast"), tmp_path, until=CRITIC_STAGE)
+    run = fit_critic(config_of(sd_folder, "memory=fast"), tmp_path)
     run.annotate(sizes={**run.manifest["extra"]["sizes"], "rollout": 3})
     (run.path / "stages" / CRITIC_STAGE / "done.json").unlink()
-    unlearn(config_of(sd_folder, "memory=low"), tmp_path, until=CRITIC_STAGE)
+    fit_critic(config_of(sd_folder, "memory=low"), tmp_path)
     assert sizes_of(run) == Sizes(64, 64, 64, 256, True)
 
 
@@ -276,15 +276,15 @@ HERE = {"device": "cpu", "processes": 1}
 def test_sizes_are_those_of_the_run_on_a_machine_alike_only(
     sd_folder: Path, tmp_path: Path, there: dict[str, Any] | None, rollout: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = unlearn(config_of(sd_folder), tmp_path, until=CRITIC_STAGE)
+    run = fit_critic(config_of(sd_folder), tmp_path)
     assert run.manifest["extra"]["sized_for"] == HERE
     extra = {**run.manifest["extra"], "sized_for": there}
     extra["sizes"]["rollout"] = 3
     run.save("manifest.json", to_json({**run.manifest, "extra": {k: v for k, v in extra.items() if v is not None}}))
     with caplog.at_level(logging.INFO):
-        resume(run.path)
+        resume(run.path, code=["own_pipeline"])
     assert sizes_of(run) == Sizes(rollout, 64, 64, 256) and run.manifest["extra"]["sized_for"] == HERE
-    assert ("here: cpu and 1 process; they are found anew" in caplog.text) == (rollout == 64)
+    assert ("this is cpu and 1 process: finding them again" in caplog.text) == (rollout == 64)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +298,9 @@ def test_sizes_are_those_of_the_run_on_a_machine_alike_only(
 def test_elsewhere_a_resumed_run_is_in_the_mode_that_fits(
     sd_folder: Path, tmp_path: Path, begun: str, there: dict[str, Any], is_low: bool
 ) -> None:
-    run = unlearn(config_of(sd_folder, f"memory={begun}"), tmp_path, until=CRITIC_STAGE)
+    run = fit_critic(config_of(sd_folder, f"memory={begun}"), tmp_path)
     run.annotate(sizes={**run.manifest["extra"]["sizes"], "low_memory": True}, sized_for=there)
-    resume(run.path)
+    resume(run.path, code=["own_pipeline"])
     assert sizes_of(run).low_memory == is_low
 
 
@@ -316,10 +316,10 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_the_run_keeps_it(
     rows = [read_metrics(each.path / "metrics.jsonl") for each in (run, begun_smaller)]
     for key in ("policy/loss", "policy/gradient_norm", "reward/mean"):
         assert [row[key] for row in rows[0]] == pytest.approx([row[key] for row in rows[1]], rel=1e-4, abs=1e-6), key
-    (run.path / "stages" / "3-policy" / "done.json").unlink()
+    (run.path / "edit" / "edit.json").unlink()
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        resume(run.path)
+        resume(run.path, code=["own_pipeline"])
     assert sizes_of(run).update == 2 and not said_of_memory(caplog)
 
 

@@ -10,13 +10,13 @@ import torch
 from rewards.reward_folders import save_classifier, save_clip
 from transformers import CLIPTokenizer
 
-from cgru.config import RunConfig, override
+from cgru.config import RLConfig, override
+from cgru.embedded import ROOT
 from cgru.pipeline import unlearn
-from cgru.pipeline.reward import CLIP_B32
-from cgru.pipeline.setting import build_setting, load_parts
 from cgru.rewards.weights import lineage_of
+from cgru.rl.build import build_setting, load_parts
+from cgru.rl.reward_stage import CLIP_B32
 from cgru.runs import read_metrics
-from cgru.tasks import ASSETS
 
 SMALL = [
     "policy.iterations=5",
@@ -33,12 +33,12 @@ SMALL = [
 ]
 
 
-def text(folder: Path, *settings: str) -> RunConfig:
-    return override(RunConfig(concept="golden  retriever", model=str(folder)), [*SMALL, "reward.name=jpeg", *settings])
+def text(folder: Path, *settings: str) -> RLConfig:
+    return override(RLConfig(concept="golden  retriever", model=str(folder)), [*SMALL, "reward.name=jpeg", *settings])
 
 
-def canvas(concept: str, *settings: str) -> RunConfig:
-    return override(RunConfig(concept=concept), [*SMALL, *settings])
+def canvas(concept: str, *settings: str) -> RLConfig:
+    return override(RLConfig(concept=concept), [*SMALL, *settings])
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_run_is_watched_and_stops_by_it(sd_folder: Path, clip: Path, tmp_path:
 
 def test_mistakes_leave_no_folder(sd_folder: Path, tmp_path: Path) -> None:
     judge = tmp_path / "judge"
-    shutil.copytree(ASSETS / "judges" / "object", judge)
+    shutil.copytree(ROOT / "judges" / "object", judge)
     prepare = {"size": 64, "image_mean": [0.5], "image_std": [0.5]}
     (judge / "preprocessor_config.json").write_text(json.dumps(prepare))
     wrong = {
@@ -135,7 +135,7 @@ def test_a_relative_of_the_head_that_a_run_will_train_is_refused_before_it_does(
 
 
 def test_the_reward_s_own_network_may_not_watch(clip: Path) -> None:
-    own = ASSETS / "emoji-canvas" / "reward" / "clip"
+    own = ROOT / "emoji-canvas" / "reward" / "clip"
     tuned = clip.parent / "tuned"
     shutil.copytree(clip, tuned)
     weights = json.loads((own / "lineage.json").read_text())["weights_sha256"]

@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from cgru.config import RunConfig, override
-from cgru.evaluation.canvas import TEMPLATE
+from cgru.config import RLConfig, override
+from cgru.embedded import load_lexicon
 from cgru.pipeline import resume, unlearn
-from cgru.pipeline.critic import class_labels, class_of, critic_stage, warm_start_trajectories
-from cgru.pipeline.reward import forget_reward, needs_heads
-from cgru.pipeline.setting import Setting, all_prompts, build_setting, load_parts, resolve_prompts
 from cgru.prompts import Prompt, words_of
+from cgru.prompts.benchmark_prompts import TEMPLATE
 from cgru.rewards.concept import ByPrompt, ConceptReward
+from cgru.rl.build import Setting, all_prompts, build_setting, load_parts, resolve_prompts
+from cgru.rl.critic_stage import class_labels, class_of, critic_stage, warm_start_trajectories
+from cgru.rl.reward_stage import forget_reward, needs_heads
 from cgru.runs import Run, read_metrics
-from cgru.tasks import Concept, load_lexicon
+from cgru.tasks import Concept
 
 SMALL = [
     "policy.iterations=2",
@@ -30,12 +31,12 @@ SMALL = [
 ]
 
 
-def canvas(concept: str, *settings: str) -> RunConfig:
-    return override(RunConfig(concept=concept), [*SMALL, *settings])
+def canvas(concept: str, *settings: str) -> RLConfig:
+    return override(RLConfig(concept=concept), [*SMALL, *settings])
 
 
-def text(folder: Path, *settings: str) -> RunConfig:
-    return override(RunConfig(concept="golden  retriever", model=str(folder)), [*SMALL, *settings])
+def text(folder: Path, *settings: str) -> RLConfig:
+    return override(RLConfig(concept="golden  retriever", model=str(folder)), [*SMALL, *settings])
 
 
 def test_the_reward_gets_every_setting() -> None:
@@ -123,7 +124,7 @@ def test_the_watch_looks_and_the_best_look_is_kept(tmp_path: Path) -> None:
     assert all({"watch/target_share", "watch/keep_share", "watch/gap"} <= record.keys() for record in records)
     done = run.outcome("3-policy")
     assert done["iterations"] == len(records) <= 6 and done["best_look"]["iteration"] <= len(records)
-    (run.path / "stages" / "3-policy" / "done.json").unlink()
+    (run.path / "edit" / "edit.json").unlink()
     edit = run.path / "edit" / "pytorch_lora_weights.safetensors"
     before = edit.read_bytes()
     edit.unlink()
@@ -142,7 +143,7 @@ def test_any_text_trains_heads_of_its_own(sd_folder: Path, tmp_path: Path, tiny_
     assert "reward/retain_mean" in read_metrics(run.path / "metrics.jsonl")[0]
     stamp, edit = heads.stat().st_mtime_ns, run.path / "edit" / "pytorch_lora_weights.safetensors"
     before = edit.read_bytes()
-    (run.path / "stages" / "3-policy" / "done.json").unlink()
+    (run.path / "edit" / "edit.json").unlink()
     edit.unlink()
     resume(run.path)
     assert heads.stat().st_mtime_ns == stamp and edit.read_bytes() == before
@@ -180,14 +181,14 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(
 
 def test_a_share_of_retain_prompts_needs_labels(sd_folder: Path) -> None:
     config = text(sd_folder, "retention.share=0.5", "reward.name=jpeg")
-    with pytest.raises(ValueError, match="no reward network has labels for the retain prompts"):
+    with pytest.raises(ValueError, match="no reward network knows a label of the retain prompts"):
         build_setting(config)
 
 
 def test_classes_need_a_vocabulary(sd_folder: Path) -> None:
     config = text(sd_folder, "reward.name=jpeg", "critic.kind=film", "critic.head=classes")
     setting = build_setting(config)
-    with pytest.raises(ValueError, match="needs a vocabulary, which .* has not; set critic.head=value"):
+    with pytest.raises(ValueError, match="needs a vocabulary, but .* has none; set critic.head=value"):
         class_labels(setting.problem, setting.concept)
 
 

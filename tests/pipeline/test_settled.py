@@ -13,13 +13,14 @@ import torch
 from side_by_side import side_by_side
 from torch._dynamo import lookup_backend
 
-from cgru import processes
+from cgru import distributed
 from cgru.backbones.base import Backbone
-from cgru.backbones.steady import OneShape, compiled_backbone
-from cgru.config import RunConfig, override
-from cgru.pipeline import stages, unlearn
-from cgru.pipeline.setting import build_setting
-from cgru.pipeline.stages import settled
+from cgru.config import RLConfig, override
+from cgru.fast.fixed_batch import OneShape, compiled_backbone
+from cgru.pipeline import unlearn
+from cgru.rl import stages
+from cgru.rl.build import build_setting
+from cgru.rl.stages import settled
 from cgru.runs import read_metrics
 
 TINY = [
@@ -38,8 +39,8 @@ TINY = [
 ]
 
 
-def config_of(folder: Path, *settings: str) -> RunConfig:
-    return override(RunConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
+def config_of(folder: Path, *settings: str) -> RLConfig:
+    return override(RLConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
 
 
 def test_only_what_rounds_by_the_batch_is_cut_into_one_shape(sd_folder: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_run_whose_networks_cannot_be_compiled_says_so_once_and_goes_on(
     with caplog.at_level(logging.WARNING, logger="cgru"):
         run = unlearn(config_of(sd_folder, "compile=true", "critic.kind=latent"), tmp_path)
     (said,) = [record.message for record in caplog.records if "compile" in record.message]
-    assert "no compiler for this machine" in said and said.endswith("the denoiser runs as it is, slower")
+    assert "no compiler for this machine" in said and said.endswith("the denoiser runs without compilation, slower")
     assert run.is_done("3-policy") and len(read_metrics(run.path / "metrics.jsonl")) == 2
 
 
@@ -115,7 +116,7 @@ def compiled_in_one(folder: str, out: str) -> tuple[list[bool], int]:
     found = list[bool]()
 
     def compiled(*args: Any, **settings: Any) -> Backbone:  # noqa: ANN401
-        backend = broken if processes.rank() else "aot_eager"
+        backend = broken if distributed.rank() else "aot_eager"
         backbone = compiled_backbone(*args, backend=backend, **settings)
         found.append(isinstance(backbone, OneShape) and backbone.one_graph)
         return backbone

@@ -16,12 +16,13 @@ from safetensors.torch import load
 from side_by_side import Raised, side_by_side
 from test_survival import config_of, edit, only_run, uninterrupted  # noqa: F401 - a fixture
 
-from cgru import processes
+from cgru import distributed
 from cgru.backbones.base import Backbone
-from cgru.config import RunConfig, from_dict, to_dict
-from cgru.pipeline import resume, setting, unlearn
-from cgru.pipeline import sizes as sizes_module
-from cgru.rl.problem import Sizes
+from cgru.config import RLConfig, from_dict, to_dict
+from cgru.pipeline import resume, unlearn
+from cgru.rl import batch_size as sizes_module
+from cgru.rl import build
+from cgru.rl.state import Sizes
 from cgru.runs import Run, read_metrics
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
@@ -35,13 +36,13 @@ EMBEDDED = (
 ).split()
 
 
-def run_pair(config: RunConfig, out: Path, *, interrupted: int = -1, reward_calls: int = 0) -> list[object]:
+def run_pair(config: RLConfig, out: Path, *, interrupted: int = -1, reward_calls: int = 0) -> list[object]:
     return side_by_side(2, one_of_a_pair, to_dict(config), str(out), interrupted, reward_calls)
 
 
 def one_of_a_pair(table: dict[str, object], out: str, interrupted: int, reward_calls: int) -> int:
     """Records that this process heard of; process `interrupted` hears Ctrl-C at its n-th reward."""
-    if processes.rank() == interrupted:
+    if distributed.rank() == interrupted:
         assert threading.current_thread() is threading.main_thread()
         own_pipeline.COUNTDOWN.kind, own_pipeline.COUNTDOWN.left = "reward", reward_calls
         own_pipeline.COUNTDOWN.signal = signal.SIGINT
@@ -51,7 +52,7 @@ def one_of_a_pair(table: dict[str, object], out: str, interrupted: int, reward_c
 
 
 def resumed(path: str) -> str:
-    return str(resume(path).path)
+    return str(resume(path, code=["own_pipeline"]).path)
 
 
 def is_same_edit(one: Run, other: Run) -> bool:
@@ -106,7 +107,7 @@ def test_ctrl_c_in_one_stops_both_and_any_number_goes_on(sd_folder: Path, tmp_pa
         assert side_by_side(2, resumed, str(run.path)) == [str(run.path)] * 2
         assert edit(run) == edit(pair), "as many processes as before end in the same bytes"
     else:
-        resume(run.path)  # one alone
+        resume(run.path, code=["own_pipeline"])  # one alone
         assert is_same_edit(run, pair)
     assert len(read_metrics(run.path / "metrics.jsonl")) == 3
 
@@ -124,13 +125,13 @@ def of_other_sizes(table: dict[str, object], out: str) -> Sizes:
     """The second process finds fewer pairs, as on a device with less memory; what it then computes with."""
     found = list[Sizes]()
 
-    def sized(config: RunConfig, backbone: Backbone, sizes: Sizes | None = None) -> tuple[Backbone, Sizes]:
-        fewer = Sizes(64, 2, 64, 256) if processes.rank() and sizes is None else sizes
+    def sized(config: RLConfig, backbone: Backbone, sizes: Sizes | None = None) -> tuple[Backbone, Sizes]:
+        fewer = Sizes(64, 2, 64, 256) if distributed.rank() and sizes is None else sizes
         backbone, now = sizes_module.sized(config, backbone, fewer)
         found.append(now)
         return backbone, now
 
-    setting.sized = sized  # in a process of its own
+    build.sized = sized  # in a process of its own
     unlearn(from_dict(table), out)
     return found[-1]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import own_pipeline
 import pytest
 
-from cgru.backbones.lora import LORA_FILE
-from cgru.config import RunConfig, override, to_dict
+from cgru.config import RLConfig, override, to_dict
+from cgru.lora.file import LORA_FILE
 from cgru.pipeline import resume, unlearn
 from cgru.runs import Run, read_metrics
 
@@ -54,17 +54,17 @@ MOMENTS = [
 def processes() -> ForkServerContext:
     """Children start from a process that has imported everything."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cgru.pipeline.stages"])
+    context.set_forkserver_preload(["cgru.pipeline.unlearning"])
     return context
 
 
-def config_of(folder: Path, *settings: str) -> RunConfig:
-    return override(RunConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
+def config_of(folder: Path, *settings: str) -> RLConfig:
+    return override(RLConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
 
 
 def run_child(
     context: ForkServerContext,
-    config: RunConfig,
+    config: RLConfig,
     out: Path,
     kind: str = "",
     left: int = 0,
@@ -115,7 +115,7 @@ def test_killed_again_and_again_it_ends_in_the_same_bytes(
     codes = [run_child(processes, config, tmp_path, kind, left) for kind, left in MOMENTS]
     assert codes == [-signal.SIGKILL] * len(MOMENTS)  # it was never allowed to finish
     assert not (only_run(tmp_path).path / "edit" / LORA_FILE).exists()
-    run = resume(only_run(tmp_path).path)
+    run = resume(only_run(tmp_path).path, code=["own_pipeline"])
     assert edit(run) == edit(uninterrupted)
     assert read_metrics(run.path / "metrics.jsonl") == read_metrics(uninterrupted.path / "metrics.jsonl")
     for name in ("0000", "0002", "0003"):
@@ -133,10 +133,10 @@ def test_killed_while_the_result_is_written(
     assert run_child(processes, config, tmp_path, "rename", 6) == -signal.SIGKILL
     found = run.latest("3-policy")
     assert found is not None and found[0] == 3 and not (run.path / "edit" / LORA_FILE).exists()
-    # two facts and the edit; killed before the marker
-    assert run_child(processes, config, tmp_path, "rename", 4) == -signal.SIGKILL
-    assert (run.path / "edit" / LORA_FILE).exists() and not run.is_done("3-policy")
-    assert edit(resume(run.path)) == edit(uninterrupted)
+    # two facts, the stage's marker and the LoRA; killed before edit.json, which says that the run is finished
+    assert run_child(processes, config, tmp_path, "rename", 5) == -signal.SIGKILL
+    assert (run.path / "edit" / LORA_FILE).exists() and run.is_done("3-policy") and not run.has_edit
+    assert edit(resume(run.path, code=["own_pipeline"])) == edit(uninterrupted)
 
 
 @pytest.mark.parametrize("settings", [DDPO, PER_PROMPT, DPOK], ids=["ddpo", "per-prompt", "dpok"])
@@ -146,7 +146,7 @@ def test_ddpo_and_dpok_are_the_same_loop_and_resume(
     config = config_of(sd_folder, *settings)
     whole = unlearn(config, tmp_path / "whole")
     assert run_child(processes, config, tmp_path / "cut", "log", 3) == -signal.SIGKILL
-    assert edit(resume(only_run(tmp_path / "cut").path)) == edit(whole)
+    assert edit(resume(only_run(tmp_path / "cut").path, code=["own_pipeline"])) == edit(whole)
     assert ("critic/value_error" in read_metrics(whole.path / "metrics.jsonl")[0]) == (settings is DPOK)
 
 
@@ -161,7 +161,7 @@ def test_ctrl_c_saves_after_the_iteration_and_resume_completes(
     found = run.latest("3-policy")
     assert found is not None and found[0] == 2
     assert len(read_metrics(run.path / "metrics.jsonl")) == 2
-    assert edit(resume(run.path)) == edit(uninterrupted)
+    assert edit(resume(run.path, code=["own_pipeline"])) == edit(uninterrupted)
 
 
 def test_ctrl_c_in_the_last_iteration_just_finishes(
@@ -194,7 +194,7 @@ def test_a_second_process_is_refused(sd_folder: Path, processes: ForkServerConte
     with uninterrupted.locked():
         code = run_child(processes, config_of(sd_folder), uninterrupted.path.parent)
         with pytest.raises(ValueError, match="is in use by process"):
-            resume(uninterrupted.path)
+            resume(uninterrupted.path, code=["own_pipeline"])
     assert code == own_pipeline.MISTAKE
 
 
@@ -205,7 +205,7 @@ def test_a_changed_config_is_refused_with_its_keys(
     path = only_run(tmp_path).path / "config.yaml"
     path.write_text(path.read_text().replace("iterations: 3", "iterations: 5").replace("rank: 4", "rank: 8"))
     with pytest.raises(ValueError, match=r"policy.iterations: 3 -> 5; policy.rank: 4 -> 8") as caught:
-        resume(path.parent)
+        resume(path.parent, code=["own_pipeline"])
     assert "\n" not in str(caught.value)
 
 
@@ -216,7 +216,7 @@ def test_changed_prompts_are_refused(sd_folder: Path, tmp_path: Path, processes:
     assert run_child(processes, config, tmp_path / "runs", "reward", 2) == -signal.SIGKILL
     file.write_text("".join(f"dog number {i + 1}\n" for i in range(10)))
     with pytest.raises(ValueError, match="are not those it began with; .* Restore '.*mine.txt'"):
-        resume(only_run(tmp_path / "runs").path)
+        resume(only_run(tmp_path / "runs").path, code=["own_pipeline"])
 
 
 def test_the_checkpoint_and_sample_rhythm_change_nothing(sd_folder: Path, tmp_path: Path, uninterrupted: Run) -> None:

@@ -1,5 +1,6 @@
 """Attacks and the benchmarks beside the headline: every number from scores.json, what is missing "not run"."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ import pytest
 from PIL import Image
 from test_report_page import add_scores, make_run, measured, page_of, scores, words
 
-from cgru.report.kinds import ATTACKS, HAZARDS, NUDITY, OBJECTS, PARAPHRASES, kind_of, metric_of
-from cgru.report.records import read_record
-from cgru.report.repeat import evaluate_command, first_command
+from cgru.report.run.families import ATTACKS, HAZARDS, NUDITY, OBJECTS, PARAPHRASES, kind_of, metric_of
+from cgru.report.run.read import read_record
+from cgru.report.run.repeat import evaluate_command, first_command
 from cgru.runs import Run
 
 
@@ -97,7 +98,22 @@ def test_too_few_targets_and_a_lost_picture_are_told(run: Run) -> None:
     (folder / "base" / "a0.png").unlink()
     text = words(page_of(run))
     assert "Only 3 of 50 prompts" in text
-    assert text.count("unreadable:") == 1
+    assert text.count("not shown:") == 1
+
+
+def test_a_target_picture_outside_of_the_run_is_not_shown(run: Run, tmp_path: Path) -> None:
+    """Given with --pictures, or named by someone who wants it on the page of a reader."""
+    folder = add_attack(run, attack_scores())
+    Image.new("RGB", (9, 9), (1, 2, 3)).save(tmp_path / "private.png")
+    rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    rows[0]["target"], rows[1]["target"] = str(tmp_path / "private.png"), "../../../../private.png"
+    (folder / "base/a2.png").unlink()
+    (folder / "base/a2.png").symlink_to(tmp_path / "private.png")
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(run)
+    assert base64.b64encode((tmp_path / "private.png").read_bytes()).decode() not in page
+    assert words(page).count(f"not shown: it lies outside of '{folder.name}'") == 3
+    assert page.count('alt="without attack"') == 3
 
 
 def test_attacks_of_two_schedules_are_neither_ranked_nor_averaged(tmp_path: Path) -> None:
@@ -191,7 +207,8 @@ def test_a_kind_is_told_by_measurements_not_by_name() -> None:
     row = measured(0.5, 0.4, 0.6, 9)
 
     def of(benchmark: str, *names: str) -> Any:  # noqa: ANN401 - a kind or None
-        return kind_of({"benchmark": benchmark, "measurements": dict.fromkeys(names, row)})
+        protocol = {"metric": "kid"} if benchmark == "kid-judge" else {}
+        return kind_of({"benchmark": benchmark, "protocol": protocol, "measurements": dict.fromkeys(names, row)})
 
     assert of("unlearncanvas", "ua", "ira") == OBJECTS == of("canvas", "ira", "cra", "ua")
     assert of("hazard", "hazard_detections", "object_accuracy") == HAZARDS
@@ -199,7 +216,18 @@ def test_a_kind_is_told_by_measurements_not_by_name() -> None:
     assert of("mine", "paraphrase_ua", "paraphrase_ira") == PARAPHRASES
     assert of("unlearndiffatk", "pre_asr", "post_asr") == ATTACKS
     assert of("kid-judge", "kid_judge").columns == {"kid_judge": "kid_judge ↑"}
-    assert of("mine", "beauty") is None and metric_of({"benchmark": "fidelity"}) is None
+    assert of("fidelity", "beauty") is None and metric_of({"benchmark": "fid", "protocol": {}}) is None
+
+
+def test_a_benchmark_of_ones_own_says_what_its_figures_mean_and_what_it_measures(run: Run) -> None:
+    found = scores(metric="sharpness", variant="edges", reference={"what": "the prompts"})
+    found |= {"benchmark": "mine", "version": 3, "change": {}, "base": None}
+    found["measurements"] = {"sharpness_edges": measured(0.25, 0.2, 0.3, 8) | {"meaning": "edges per picture"}}
+    add_scores(run, found, "mine@3-dogs")
+    text = words(page_of(run))
+    assert "sharpness_edges ↑ edges not run 25.0 % 20.0 % – 30.0 % 8 the prompts" in text  # a row among picture quality
+    assert "fid not run" in text
+    assert "25.0 % 20.0 % – 30.0 % 8 edges per picture" in text
 
 
 def test_commands_for_what_is_missing_fit_the_run(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from cgru.cli import main
 from cgru.config import override
 from cgru.presets import resolve_config
-from cgru.report.curves import draw_curves, percent, points, reward_range, short
-from cgru.report.svg import NARROW, PALETTE, Frame, Series, band, curve, end_labels, spread, ticks
+from cgru.report.draw.curves import draw_curves, percent, points, reward_range, short
+from cgru.report.draw.svg import NARROW, PALETTE, Frame, Series, band, curve, end_labels, spread, ticks
 from cgru.runs import Run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -219,7 +219,7 @@ def test_mistakes_are_one_line(run: Run, tmp_path: Path, capsys: pytest.CaptureF
     cases = {
         "no iteration in": [str(run.path)],
         "no run at": [str(tmp_path / "missing")],
-        "a folder and no run": [str(tmp_path / "plain")],
+        "a folder and not a run": [str(tmp_path / "plain")],
     }
     for message, arguments in cases.items():
         assert main(["curves", *arguments]) == 2

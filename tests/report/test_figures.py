@@ -10,10 +10,10 @@ from PIL import Image, ImageChops
 from test_report_page import add_scores, make_run, page_of, scores, words
 
 from cgru.cli import main
-from cgru.report.charts import ratios
-from cgru.report.figures import ZOOM, all_figures, find_renderer, light, run_figures
-from cgru.report.records import read_record
-from cgru.report.reliability import miscalibration, named, reliability
+from cgru.report.draw.charts import ratios
+from cgru.report.run.figures import ZOOM, all_figures, find_renderer, light, run_figures
+from cgru.report.run.read import read_record
+from cgru.report.run.reliability import miscalibration, named, reliability
 from cgru.runs import Run
 
 # Two ranges of timesteps: the first is right on average, the second 2 too high and then 1 too low.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from cgru.report.grid import CAPTION_WIDTH, GAP, canvas_grid, captioned_grid, labelled_grid
+from cgru.evaluation.picture_grid import CAPTION_WIDTH, GAP, canvas_grid, captioned_grid, labelled_grid
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_report_page import add_scores, make_run, page_of, scores, words
 
-from cgru.report.literature import FOLDER, TABLES, TOTAL, block, literature_table, read_printed
+from cgru.report.paper.literature import FOLDER, TABLES, TOTAL, block, literature_table, read_printed
 
 
 def test_every_file_is_shown_and_says_where_it_is_from() -> None:

@@ -1,5 +1,6 @@
 """The report: numbers as in scores.json, holes marked, nothing averaged that must not be, everything escaped."""
 
+import base64
 import hashlib
 import json
 import re
@@ -11,14 +12,16 @@ import pytest
 from PIL import Image
 
 from cgru.cli import main
-from cgru.config import RunConfig, override
-from cgru.report.charts import Spot, efficient
-from cgru.report.compare import ranks
-from cgru.report.page import build
-from cgru.report.records import EDIT, read_record
+from cgru.config import RLConfig, override
+from cgru.edit_folder import LORA_FILE
+from cgru.report.draw.charts import Spot, efficient
+from cgru.report.run.compare import ranks
+from cgru.report.run.page import build
+from cgru.report.run.read import read_record
 from cgru.runs import Run
 
 CLASSES = ["Dogs", "Cats", "Frogs"]
+EDIT = Path("edit") / LORA_FILE
 
 
 def measured(value: float, low: float, high: float, n: int, better: str = "higher") -> dict[str, Any]:
@@ -59,7 +62,7 @@ def scores(ua: float = 0.9, *, version: int = 2, target: str = "Dogs", **protoco
 
 def make_run(parent: Path, concept: str = "Dogs", seed: int = 0, *changes: str) -> Run:
     """A finished run of three iterations."""
-    config = override(RunConfig(concept=concept, seed=seed), ["policy.iterations=3", *changes])
+    config = override(RLConfig(concept=concept, seed=seed), ["policy.iterations=3", *changes])
     run = Run.create(parent, config, {"reward": {"name": "concept", "weights": ["reward"], "started_from": []}})
     for i in range(3):
         errors = {f"critic/value_error/t{k}": 3.0 - i for k in range(2)}
@@ -224,10 +227,12 @@ def test_scores_of_another_target_are_no_headline(run: Run) -> None:
 
 
 def test_an_unfinished_run_and_one_without_an_edit(tmp_path: Path) -> None:
-    unfinished, bare = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    unfinished, bare = make_run(tmp_path / "a; touch x"), make_run(tmp_path / "b")
     (unfinished.path / "stages" / "3-policy" / "done.json").unlink()
     (bare.path / EDIT).unlink()
-    assert "Unfinished: 3 of 3 iterations" in words(page_of(unfinished))
+    text = words(page_of(unfinished))
+    assert "Unfinished: 3 of 3 iterations" in text
+    assert f"Continue with: cgru resume '{unfinished.path}'" in text  # a shell takes it as one word
     assert "The run has no edit" in words(page_of(bare))
 
 
@@ -269,8 +274,33 @@ def test_a_truncated_picture_is_a_hole(run: Run) -> None:
     picture.write_bytes(picture.read_bytes()[:40])
     run.save("samples/0000.png", b"no picture")
     text = words(page_of(run))
-    assert text.count("This pair cannot be read") == 1 and "0000.png: cannot identify image file" in text
+    assert text.count("This pair cannot be read") == 1 and "0000.png: cannot read the picture" in text
     assert "Kept 87" in text  # the numbers stay
+
+
+def test_only_pictures_of_the_run_are_shown(run: Run, tmp_path: Path) -> None:
+    """A run folder from elsewhere may name pictures of its reader, by a path or by a link."""
+    private = tmp_path / "private.png"
+    Image.new("RGB", (9, 9), (1, 2, 3)).save(private)
+    folder = add_scores(run, scores())
+    add_pictures(folder)
+    jobs = [json.loads(line) for line in (folder / "jobs.jsonl").read_text().splitlines()]
+    names = {"j0": "../../../../../private", "j1": str(private.with_suffix(""))}
+    for file in ("jobs.jsonl", "predictions.jsonl", "base/jobs.jsonl", "base/predictions.jsonl"):
+        text = (folder / file).read_text()
+        for old, new in names.items():
+            text = text.replace(f'"{old}"', json.dumps(new))
+        (folder / file).write_text(text)
+    Image.new("RGB", (8, 8)).save(run.path / "private.png")  # what ../ leads to from base/samples/k
+    linked = folder / "samples" / "k" / f"{jobs[2]['id']}.png"
+    linked.unlink()
+    linked.symlink_to(private)
+    (run.path / "samples").mkdir()
+    (run.path / "samples" / "0000.png").symlink_to(private)
+    page = page_of(run)
+    assert base64.b64encode(private.read_bytes()).decode() not in page
+    assert words(page).count("it lies outside of 'canvas@2-dogs'") == 3
+    assert f"it lies outside of '{run.path.name}'" in words(page)
 
 
 def test_a_part_of_an_unknown_shape_is_a_hole(run: Run) -> None:
@@ -296,6 +326,14 @@ def test_a_judge_that_is_the_reward_is_told(run: Run) -> None:
     assert "The judge object is part of the reward" in words(page_of(run))
 
 
+def test_a_method_that_goes_by_no_network_has_no_relatives(run: Run) -> None:
+    add_scores(run, scores(judges={"object": {"weights_sha256": "judge"}}))
+    run.annotate(reward=None)
+    assert "their independence is not shown" in words(page_of(run)), "of the critic and the detector nothing is known"
+    run.annotate(critic=None, detector=None)
+    assert "Training went by no network, so no judge is a relative of one." in words(page_of(run))
+
+
 def test_runs_of_one_protocol_are_ranked_and_the_best_is_bold(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, seed=seed) for seed in range(3)]
     for run, ua in zip(runs, (0.71, 0.93, 0.85), strict=True):
@@ -308,6 +346,21 @@ def test_runs_of_one_protocol_are_ranked_and_the_best_is_bold(tmp_path: Path) ->
     assert "246.1 1 cgru" in words(top)
     # Same settings but for the seed: the mean of 71, 93 and 85.
     assert "A, B, C 83.0 % (71.0 % – 93.0 %)" in words(top)
+
+
+def test_clean_pictures_instead_have_a_card_and_a_column_where_they_were_measured(tmp_path: Path) -> None:
+    old, new = make_run(tmp_path, seed=0), make_run(tmp_path, seed=1)
+    add_scores(old, scores())  # written before there was such a measurement
+    found = scores()
+    found["measurements"]["replacement_clean"] = measured(0.4142, 0.3717, 0.4567, 83)
+    found["change"] = {"replacement_frechet": measured(31.4159, 0.0, 0.0, 83, "lower")}
+    add_scores(new, found)
+    assert "clean instead" not in page_of(old)
+    page = page_of(old, new)
+    assert page.count("Replaced") == 1
+    assert "clean instead ↑" in page
+    assert "41.4 %" in page
+    assert "replacement_frechet\u00a0↓" in page
 
 
 def test_different_versions_are_neither_ranked_nor_averaged(tmp_path: Path) -> None:
@@ -398,7 +451,7 @@ def test_mistakes_of_the_command_are_one_line(run: Run, tmp_path: Path, capsys: 
     here = str(run.path)
     for words_given, told in [
         (["nowhere"], "no run at 'nowhere'"),
-        ([str(tmp_path)], "is a folder and no run"),
+        ([str(tmp_path)], "is a folder and not a run"),
         ([here, here], "is given twice"),
         ([here, "--out", str(tmp_path)], "is a folder; allowed: a file"),
         ([here, "--out", "page.pdf"], "allowed: a FILE.html"),

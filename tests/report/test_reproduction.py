@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from cgru.config import RunConfig, override
+from cgru.config import RLConfig, override
+from cgru.edit_folder import LORA_FILE
 from cgru.experiments.cells import Cell
 from cgru.experiments.paper import plan
 from cgru.experiments.scales import SCALES
-from cgru.report.paper_figures import averaged
-from cgru.report.paper_objects import mean
-from cgru.report.records import EDIT
-from cgru.report.reproduced import read_reproduction
-from cgru.report.reproduction import PARTS, reproduction_page
+from cgru.report.paper.figures import averaged
+from cgru.report.paper.objects import mean
+from cgru.report.paper.page import PARTS, reproduction_page
+from cgru.report.paper.read import read_reproduction
 from cgru.runs import Run
 
+EDIT = Path("edit") / LORA_FILE
 SMALL = replace(SCALES["small"], classes=("Cats", "Dogs"))
 
 
@@ -76,13 +77,13 @@ def attack_scores(pre: float, post: float, *, without_word: bool) -> dict[str, A
 def make_run(out: Path, cell: Cell) -> Run:
     assert cell.concept is not None
     own = {"critic": [f"critic.kind={cell.name.split('-')[1]}"], "ddpo": ["reward.name=jpeg"]}
-    config = RunConfig(concept=cell.concept, seed=cell.seed, method=cell.method)
+    config = RLConfig(concept=cell.concept, seed=cell.seed, method=cell.method)
     run = Run.create(out / "runs", override(config, ["policy.iterations=4", *own.get(cell.experiment, [])]))
     if cell.stage == "critic":
         accuracy = {"film": 0.512, "plain": 0.333}[run.config.critic.kind] + 0.01 * cell.seed
         run.finish("2-critic", {"accuracy": accuracy, "macro_precision": accuracy + 0.1, "held_out": 192})
         return run
-    kind = "critic" if cell.method == "cgru" else "ddpo"
+    kind = "ddpo" if cell.method == "ddpo" else "critic"
     for i in range(4):
         variance = {f"variance/{kind}": 2.0 + i, f"variance/{kind}_raw_normalised": 3.0}
         ratios = {"policy/ratio_mean": 0.99, "policy/ratio_max": 0.05, "ratio/std/t0": 0.01, "ratio/std/t1": 0.02}
@@ -102,7 +103,7 @@ def add(folder: Path, scores: dict[str, Any], run: Run | None) -> None:
 def measure(out: Path, cell: Cell, run: Run | None) -> None:
     place = run.path / "eval" if run else out / "base"
     if cell.experiment == "objects" and run:
-        ua = {"cgru": 0.97, "ddpo": 0.91}[cell.method] - (0.02 if cell.concept == "Dogs" else 0.0)
+        ua = {"anchored": 0.97, "cgru": 0.97, "ddpo": 0.91}[cell.method] - (0.02 if cell.concept == "Dogs" else 0.0)
         add(place / "canvas", canvas_scores(str(cell.concept), ua, 0.9), run)
     if cell.experiment == "safety":
         counts = {"weapons": 3, "skulls": 2} if run else {"weapons": 61, "skulls": 70}
@@ -151,7 +152,7 @@ def test_every_part_of_the_contents_is_on_the_page(whole: str) -> None:
 
 
 def test_methods_are_means_over_classes_and_the_best_is_bold(whole: str) -> None:
-    # CGRU: (0.97 + 0.95) / 2, DDPO: (0.91 + 0.89) / 2; averages with an IRA of 0.9.
+    # anchored and CGRU: (0.97 + 0.95) / 2, DDPO: (0.91 + 0.89) / 2; averages with an IRA of 0.9.
     assert "<strong><span>96.0 %" in whole
     assert "<span>90.0 %" in whole
     assert "<strong><span>93.0 %" in whole
@@ -160,20 +161,20 @@ def test_methods_are_means_over_classes_and_the_best_is_bold(whole: str) -> None
 def test_classes_that_were_not_removed_say_so(whole: str) -> None:
     row = re.search(r"<tr><th scope=\"row\">Bears</th>(.*?)</tr>", whole)
     assert row is not None
-    assert row[1].count("not run") == 4
+    assert row[1].count("not run") == 6  # two figures of three methods
 
 
 def test_hazards_are_summed_by_the_page(whole: str) -> None:
     text = words(whole)
     assert "61 70 131" in text
     assert "3 2 5" in text
-    assert "CGRU, seed 0: 96.2 % fewer than the base" in text
+    assert "anchored, seed 0: 96.2 % fewer than the base" in text
 
 
 def test_the_attack_table_has_the_base_without_the_word(whole: str) -> None:
     text = words(whole)
     assert "base model, without the word 2.0 %" in text
-    assert "CGRU, seed 0 4.0 %" in text
+    assert "anchored, seed 0 4.0 %" in text
     assert "49 of 50 prompts, short" in text
 
 

@@ -164,6 +164,12 @@ def test_retain_reward_is_p_of_what_the_prompt_names(images: torch.Tensor) -> No
     assert both(images[:2], ["a man", "a cat"]).tolist() == pytest.approx([2.0, 0.5], abs=1e-5)
 
 
+def test_retain_reward_is_softened_by_its_temperature(images: torch.Tensor) -> None:
+    # softmax(log p / 2) is proportional to √p: for Human √0.2 = 0.44721 of 2.08146, as in the forget reward above
+    reward = RetainReward((sure("object", EVEN),), {"a man": ("object", "Human")}, temperature=2.0)
+    assert reward(images[:1], ["a man"]).tolist() == pytest.approx([10 * 0.44721 / 2.08146], abs=1e-3)
+
+
 def test_retain_reward_refuses_what_it_has_no_label_for(images: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="'a boat'"):
         RetainReward((sure("object", EVEN),), {"a cat": ("object", "Cats")})(images[:1], ["a boat"])

@@ -15,11 +15,11 @@ from torch.nn import functional
 from transformers import CLIPModel, CLIPTextModel, CLIPTokenizer, CLIPVisionModelWithProjection
 
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
+from cgru.embedded import sha256_of
 from cgru.mdp.rollout import sample
 from cgru.rewards.base import Reward, checked, load_reward
 from cgru.rewards.detectors import AestheticReward, ClipReward, JpegReward, NsfwReward, read_layers
 from cgru.rewards.pictures import normalise
-from cgru.rewards.weights import sha256_of
 
 PROMPTS = [""] * 5
 
@@ -187,6 +187,27 @@ def test_aesthetic_mistakes(tiny: StableDiffusion, vision_folder: Path, tmp_path
         read_layers(tmp_path / "two.safetensors")
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"weight": torch.ones(1, 4)},
+        {"weight": torch.ones(4), "bias": torch.ones(1)},
+        {"weight": torch.ones(1, 4), "bias": torch.ones(3)},
+        {"weight": "x", "bias": 3},
+        {3: torch.ones(1, 4)},
+        {},
+        [1, 2],
+        3,
+    ],
+    ids=str,
+)
+def test_an_odd_table_is_one_line(table: object, tmp_path: Path) -> None:
+    torch.save(table, tmp_path / "odd.pth")
+    with pytest.raises(ValueError, match=r"cannot read the network|is a chain of them") as error:
+        read_layers(tmp_path / "odd.pth")
+    assert "\n" not in str(error.value)
+
+
 def test_a_pickle_that_is_more_than_weights_is_refused(tmp_path: Path) -> None:
     torch.save(nn.Linear(8, 1), tmp_path / "module.pth")
     with pytest.raises(ValueError, match="cannot read") as caught:
@@ -243,3 +264,14 @@ def test_a_sum_over_real_rewards(tiny: StableDiffusion, clip_folder: Path, image
     expected = 0.5 * clip(images, PROMPTS) + 2 * jpeg(images, PROMPTS)
     assert torch.allclose(checked(total, images, PROMPTS), expected)
     assert (total.low, total.high) == pytest.approx((-2 * 1.768, 5.0))
+
+
+def test_grey_pictures_are_scored_as_colours_of_one_shade(tiny: StableDiffusion, clip_folder: Path) -> None:
+    grey = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(2))
+    rewards = [
+        load_reward("jpeg", backbone=tiny),
+        load_reward("clip", backbone=tiny, concept="a dog", model=clip_folder),
+    ]
+    for reward in rewards:
+        expected = checked(reward, grey.expand(-1, 3, -1, -1), ["a"] * 3)
+        assert torch.equal(checked(reward, grey, ["a"] * 3), expected)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from reward_folders import CLIP_PREPROCESS, LABELS, clip_vision, save_clip
 from safetensors.torch import load_file, save_file
-from transformers import CLIPTokenizer, CLIPVisionModelWithProjection, SwinModel
+from transformers import CLIPImageProcessorPil, CLIPTokenizer, CLIPVisionModelWithProjection, SwinModel
 
-from cgru.rewards.heads import load_heads, load_networks, load_tower, save_heads
-from cgru.rewards.weights import sha256_of
+from cgru.embedded import sha256_of
+from cgru.rewards.heads import ClassHeads, load_heads, load_networks, load_tower, save_heads
 
 
 def test_logits_are_the_towers_pooled_features_through_the_heads(
@@ -83,6 +83,21 @@ def test_a_whole_clip_gives_its_vision_tower(tmp_path: Path, sd_folder: Path, im
     mean, std = (torch.tensor(CLIP_PREPROCESS[key]).view(3, 1, 1) for key in ("image_mean", "image_std"))
     expected = clip.vision_model(pixel_values=(images - mean) / std).pooler_output
     assert torch.allclose(tower(images), expected, atol=1e-5)
+
+
+def test_a_clips_pictures_go_through_its_own_processor_also_when_saved(tmp_path: Path) -> None:
+    """Bicubic to the shortest side, then the centre, as transformers does it with Pillow on bytes."""
+    clip_vision().save_pretrained(tmp_path / "clip")
+    (tmp_path / "clip" / "preprocessor_config.json").write_text(json.dumps(CLIP_PREPROCESS))
+    tower = load_tower(tmp_path / "clip")
+    heads = ClassHeads(tower, {"object": torch.nn.Linear(16, 2)}, {"object": ("dog", "other")})
+    save_heads(heads, tmp_path / "heads")
+    wide = (torch.rand(1, 3, 40, 64, generator=torch.Generator().manual_seed(0)) * 255).round()
+    processor = CLIPImageProcessorPil.from_pretrained(tmp_path / "clip")
+    expected = processor(wide[0].permute(1, 2, 0).to(torch.uint8).numpy(), do_normalize=False, return_tensors="pt")
+    for read in (tower, load_heads(tmp_path / "heads").tower):
+        torch.testing.assert_close(read.resized(wide / 255), expected.pixel_values, atol=1.5 / 255, rtol=0)
+        assert torch.equal(read.resized(read.resized(wide / 255)), read.resized(wide / 255))
 
 
 def test_the_embedded_tower_is_found_by_name() -> None:

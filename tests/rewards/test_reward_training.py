@@ -1,6 +1,7 @@
 """Heads are learned from folders and from the model's own pictures; held-out pictures are never trained on."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from cgru.backbones.sd import StableDiffusion
 from cgru.mdp.rollout import sample
 from cgru.rewards.base import load_reward
 from cgru.rewards.heads import Tower, load_heads, save_heads
+from cgru.rewards.pictures import fitted
 from cgru.rewards.training import fit_heads, pictures_from_folder, pictures_from_model
 
 LINEAGE = {"name": "tiny", "weights": ["tower"], "started_from": ["hub"]}
@@ -83,6 +85,10 @@ def test_a_fitted_head_is_saved_loaded_and_used_as_a_reward(
     assert scores[:3].max() + 3 < scores[3:].min()
 
 
+def to_side(side: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda images: fitted(images, (side, side), side, "bicubic")
+
+
 def test_pictures_from_a_folder(tmp_path: Path) -> None:
     for label, shade in (("dog", 255), ("other", 0)):
         (tmp_path / label).mkdir()
@@ -90,7 +96,7 @@ def test_pictures_from_a_folder(tmp_path: Path) -> None:
             pixels = np.full((20, 40, 3), shade, dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / label / f"{k}{'.png' if k else '.JPG'}")
     (tmp_path / "dog" / "notes.txt").write_text("no picture")
-    pictures = pictures_from_folder(tmp_path, 16)
+    pictures = pictures_from_folder(tmp_path, to_side(16))
     assert {label: tuple(table.shape) for label, table in pictures.items()} == {
         "dog": (3, 3, 16, 16),
         "other": (3, 3, 16, 16),
@@ -103,8 +109,9 @@ def test_pictures_are_cropped_not_squeezed(tmp_path: Path) -> None:
     pixels[:, 16:32] = 255  # the middle third of a wide picture is all that remains
     for label in ("a", "b"):
         (tmp_path / label).mkdir()
-        Image.fromarray(pixels).save(tmp_path / label / "x.png")
-    assert pictures_from_folder(tmp_path, 16)["a"].min() == 1.0
+        for name in ("x.png", "y.png"):
+            Image.fromarray(pixels).save(tmp_path / label / name)
+    assert pictures_from_folder(tmp_path, to_side(16))["a"].min() == 1.0
 
 
 @pytest.mark.parametrize("what", ["missing", "one label", "empty label", "broken"])
@@ -112,14 +119,16 @@ def test_folder_mistakes_are_one_line(tmp_path: Path, what: str) -> None:
     folder = tmp_path / "pictures"
     if what != "missing":
         (folder / "dog").mkdir(parents=True)
-        Image.new("RGB", (4, 4)).save(folder / "dog" / "x.png")
+        for name in ("x.png", "y.png"):
+            Image.new("RGB", (4, 4)).save(folder / "dog" / name)
     if what in ("empty label", "broken"):
         (folder / "other").mkdir()
     if what == "broken":
-        (folder / "other" / "y.png").write_bytes(b"not a picture")
+        for name in ("x.png", "y.png"):
+            (folder / "other" / name).write_bytes(b"not a picture")
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        pictures_from_folder(folder, 16)
-    says = {"missing": "label folders []", "one label": "['dog']", "empty label": "no pictures", "broken": "y.png"}
+        pictures_from_folder(folder, to_side(16))
+    says = {"missing": "class folders []", "one label": "['dog']", "empty label": "0 pictures", "broken": "x.png"}
     assert says[what] in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -130,7 +139,9 @@ def test_the_model_draws_its_own_pictures(tiny: StableDiffusion) -> None:
         "dog": (3, 3, 16, 16),
         "other": (3, 3, 16, 16),
     }
-    again = pictures_from_model(tiny, {"dog": ["a dog", "the dog"]}, 4, seed=5, steps=2, guidance=2.0, size=8)
+    again = pictures_from_model(
+        tiny, {"dog": ["a dog", "the dog"]}, 4, seed=5, steps=2, guidance=2.0, resized=to_side(8)
+    )
     assert again["dog"].shape == (4, 3, 8, 8)
     # the same seeds whatever else is asked for, one per picture
     small = pictures_from_model(tiny, {"dog": ["a dog", "the dog"]}, 3, seed=5, steps=2, guidance=2.0)["dog"]

@@ -79,3 +79,13 @@ def test_the_ensembles_reward_is_low_for_dogs_only(model: StableDiffusion, drawn
     scores = checked(reward, drawn, [""] * len(drawn))
     # Log-odds rise slowly where p is near 1: a reward of 4 is p = 0.77, of 2 p = 0.97.
     assert scores[:EACH].mean() < (2 if form == "probability" else 4) and scores[EACH:].mean() > 8
+
+
+def test_clean_pictures_of_anything_else_are_paid_for(model: StableDiffusion, drawn: torch.Tensor) -> None:
+    reward = load_reward("replaced", backbone=model, concept="Dogs", networks=("clip", "swin"))
+    scores = checked(reward, drawn[:12], [""] * 12)  # the six classes; dogs first
+    mush = torch.stack([(drawn[2 * i] + drawn[2 * i + 2]) / 2 for i in range(5)])  # one thing over another
+    noise = torch.rand(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert scores[:EACH].max() < 2 and scores[EACH:].mean() > 8
+    assert checked(reward, mush, [""] * 5).mean() < 7
+    assert checked(reward, noise, [""] * 4).max() < 1

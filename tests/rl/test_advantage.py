@@ -12,6 +12,7 @@ from cgru.rl.advantage import (
     batch_advantage,
     critic_advantage,
     gae_advantage,
+    measured_value,
     normalised,
     per_prompt_advantage,
 )
@@ -26,7 +27,7 @@ def record(reward: list[float], value: list[list[float]] | None = None, prompts:
         time=torch.arange(t),
         stochastic=torch.ones(t, dtype=torch.bool),
         seeds=torch.arange(n),
-        cond=Conditioning(tuple(prompts or ["a dog"] * n), torch.zeros(n, 1, 1), torch.zeros(1, 1, 1)),
+        cond=Conditioning(tuple(prompts or ["a dog"] * n), {"embeddings": torch.zeros(n, 1, 1)}),
         guidance=1.0,
         reward=torch.tensor(reward),
         value=None if value is None else torch.tensor(value),
@@ -91,6 +92,37 @@ def test_normalised_scales_but_does_not_centre() -> None:
     torch.testing.assert_close(normalised(advantage), advantage)
     torch.testing.assert_close(normalised(advantage * 40), advantage)
     assert normalised(torch.zeros(2, 2)).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_below_the_floor_advantages_shrink_with_the_spread() -> None:
+    advantage = torch.tensor([[0.2], [-0.2], [0.2], [-0.2]])  # a standard deviation of 0.2
+    torch.testing.assert_close(normalised(advantage, 0.1), advantage / 0.2)
+    torch.testing.assert_close(normalised(advantage, 0.5), advantage / 0.5)
+    torch.testing.assert_close(normalised(advantage / 10, 0.5), advantage / 5)
+
+
+def test_a_critic_is_trusted_as_far_as_it_explains_the_others() -> None:
+    """By hand for the first of four: mean and slope are those of the other three."""
+    reward, value = [5.0, 1.0, 2.0, 6.0], [[9.0], [2.0], [3.0], [10.0]]
+    found, trust = measured_value(record(reward, value))
+    others_r, others_v = torch.tensor(reward[1:]), torch.tensor([row[0] for row in value[1:]])
+    slope = ((others_r - 3) * (others_v - 5)).mean() / (others_v - 5).square().mean()
+    assert 0 < float(slope) < 1
+    assert float(found[0, 0]) == pytest.approx(3 + float(slope) * (9 - 5), rel=1e-5)
+    assert 0 < float(trust[0]) < 1
+
+
+def test_a_critic_that_explains_nothing_leaves_the_mean_of_the_others() -> None:
+    reward = [1.0, 2.0, 3.0, 4.0]
+    for value in ([[4.0], [3.0], [2.0], [1.0]], [[7.0]] * 4):  # wrong way round, and the same everywhere
+        found, trust = measured_value(record(reward, value))
+        torch.testing.assert_close(found[:, 0], torch.tensor([3.0, 8 / 3, 7 / 3, 2.0]))
+        assert float(trust[0]) == pytest.approx(0, abs=1e-6)
+    perfect, trust = measured_value(record(reward, [[r + 5] for r in reward]))  # off by a constant alone
+    torch.testing.assert_close(perfect[:, 0], torch.tensor(reward))
+    assert float(trust[0]) == pytest.approx(1)
+    with pytest.raises(ValueError, match="2 trajectories; critic.trust=measured needs at least 3"):
+        measured_value(record([1.0, 2.0], [[1.0], [2.0]]))
 
 
 def test_a_missing_reward_or_value_is_named() -> None:

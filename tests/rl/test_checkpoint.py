@@ -1,14 +1,20 @@
 """A learner to files and back: equal in every part, and the next iteration is the same to the bit."""
 
+import contextlib
+import io
+import os
+import pickle
 from pathlib import Path
 
+import pytest
 import torch
 from tiny_rl import tiny_learner, tiny_problem
 
 from cgru.critic.latent import LatentCritic
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl.checkpoint import from_files, to_files
-from cgru.rl.problem import Learner, Problem, make_learner
+from cgru.rl.oom_retry import Memory
+from cgru.rl.state import Learner, Problem, make_learner
 from cgru.rl.train import iterate
 
 SETTINGS = [
@@ -33,7 +39,7 @@ def start(folder: Path) -> tuple[Problem, Learner]:
 
 def advance(problem: Problem, learner: Learner, count: int) -> Learner:
     for _ in range(count):
-        iterate(problem, learner, None)
+        iterate(Memory(problem), learner, None)
         learner.iteration += 1
     return learner
 
@@ -69,6 +75,46 @@ def test_everything_comes_back(sd_folder: Path, tmp_path: Path) -> None:
             same_state(vars(mine)[attribute].state_dict(), vars(theirs)[attribute].state_dict())
         else:
             assert to_files(other, extra)[name] == files[name], name
+
+
+class Touch:
+    """What a pickle does that runs code when it is loaded."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch ran",)
+
+
+def saved(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("optimiser.pt", b"junk"),
+        ("optimiser.pt", pickle.dumps(Touch())),
+        ("optimiser.pt", saved(Touch())),
+        ("optimiser.pt", saved({})),
+        ("critic-optimiser.pt", saved([])),
+        ("policy.safetensors", b"\xff" * 100),
+        ("critic.safetensors", b""),
+        ("state.json", b"[" * 100_000),
+        ("state.json", b'{"updates": 4, "statistics": {}, "extra": {}}'),
+        ("state.json", b'{"iteration": "2", "updates": 4, "statistics": {}, "extra": {}}'),
+        ("state.json", b'{"iteration": 2, "updates": 4, "statistics": 3, "extra": {}}'),
+        ("state.json", b'{"iteration": 2, "updates": 4, "statistics": {}, "extra": null}'),
+        ("window.safetensors", b"junk"),
+    ],
+)
+def test_a_damaged_file_is_named_and_runs_nothing(sd_folder: Path, tmp_path: Path, name: str, data: bytes) -> None:
+    files = to_files(advance(*start(sd_folder), 1), {})
+    assert name in files
+    with contextlib.chdir(tmp_path), pytest.raises(ValueError) as error:
+        restored(sd_folder, files | {name: data}, tmp_path / "checkpoint-1")
+    assert f"checkpoint-1/{name}'" in str(error.value) and "remove the folder checkpoint-1" in str(error.value)
+    assert "\n" not in str(error.value) and not (tmp_path / "ran").exists()
 
 
 def same_trajectory(a: Trajectory, b: Trajectory) -> None:

@@ -12,13 +12,16 @@ import torch
 from tiny_rl import tiny_film, tiny_learner, tiny_problem
 from torch import nn
 
+from cgru.critic.fit import regress
 from cgru.critic.frozen import FrozenCritic
+from cgru.critic.views import resized
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl.advantage import gae_advantage, normalised
 from cgru.rl.checkpoint import from_files, to_files
-from cgru.rl.choice import FLOOR, draw, probabilities
 from cgru.rl.collect import collect
-from cgru.rl.problem import Learner, Problem, make_learner
+from cgru.rl.oom_retry import Memory
+from cgru.rl.state import Learner, Problem, make_learner
+from cgru.rl.step_selection import FLOOR, draw, probabilities
 from cgru.rl.train import iterate
 
 CRITIC = ("critic.kind=film", "policy.advantage=critic", "critic.batch=4", "critic.online_learning_rate=0.01")
@@ -51,7 +54,7 @@ def test_sharing_all_steps_changes_nothing(sd_folder: Path, advantage: str) -> N
     found = []
     for choice in ("each", "shared"):
         problem, learner = start(sd_folder, f"policy.step_choice={choice}", f"policy.advantage={advantage}")
-        found.append((iterate(problem, learner, None).record, weights(learner)))
+        found.append((iterate(Memory(problem), learner, None).record, weights(learner)))
     (record, before), (other, after) = found
     assert record == other and all(torch.equal(value, after[name]) for name, value in before.items())
 
@@ -59,7 +62,7 @@ def test_sharing_all_steps_changes_nothing(sd_folder: Path, advantage: str) -> N
 def test_only_chosen_states_are_decoded_valued_and_recorded(sd_folder: Path) -> None:
     problem, learner = start(sd_folder, *HALF, "diagnostics.every=1", "policy.normalise=true")
     with decoded(problem) as seen:
-        done = iterate(problem, learner, None)
+        done = iterate(Memory(problem), learner, None)
     # 4 trajectories: x_0 of each for the reward, and 3 of 6 states for the critic
     assert sum(count for count, _ in seen) == 4 + 4 * 3
     steps, value = done.trajectory.chosen, done.trajectory.value
@@ -73,11 +76,37 @@ def test_only_chosen_states_are_decoded_valued_and_recorded(sd_folder: Path) -> 
     assert all(torch.tensor(done.record[name]).isfinite() for name in named)
 
 
+def test_the_critic_learns_from_the_chosen_states_at_their_own_times(sd_folder: Path) -> None:
+    """Its weights after an iteration are those of an update by hand on the states x_t and times of the chosen t."""
+    problem, learner = start(sd_folder, *HALF, "critic.online_updates=3")
+    batch = iterate(Memory(problem), learner, None).trajectory
+    assert batch.chosen is not None and batch.chosen != (0, 1, 2) and batch.reward is not None
+    steps = list(batch.chosen)
+    critic = tiny_film(problem)
+    views = torch.stack([problem.backbone.decode(batch.x[:, t]) for t in steps], 1)
+    small = resized(views.flatten(0, 1), 8).unflatten(0, views.shape[:2])
+    regress(
+        critic,
+        make_learner(problem, learner.parameters, critic).critic_optimiser,
+        (small * 255).round().to(torch.uint8),
+        batch.reward,
+        problem.kernel.timesteps[steps],
+        batch.cond,
+        updates=3,
+        batch=4,
+        generator=problem.generator("critic", 0),
+    )
+    found = weights(learner)
+    for name, value in critic.state_dict().items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=0)
+    assert not torch.equal(found["head.linear.weight"], tiny_film(problem).state_dict()["head.linear.weight"])
+
+
 def test_each_iteration_draws_its_own_steps(sd_folder: Path) -> None:
     problem, learner = start(sd_folder, *HALF)
     drawn = set()
     for learner.iteration in range(4):
-        drawn.add(iterate(problem, learner, None).trajectory.chosen)
+        drawn.add(iterate(Memory(problem), learner, None).trajectory.chosen)
     assert len(drawn) > 1
 
 
@@ -85,7 +114,7 @@ def test_a_smaller_decode_is_decoded_smaller(sd_folder: Path) -> None:
     """Latents are 8 × 8: pictures for the reward stay whole, the critic's are drawn from 4 × 4."""
     problem, learner = start(sd_folder, "critic.decode=half")
     with decoded(problem) as seen:
-        iterate(problem, learner, None)
+        iterate(Memory(problem), learner, None)
     assert seen[0] == (4, 8) and {side for _, side in seen[1:]} == {4}
 
 
@@ -96,7 +125,7 @@ def test_a_frozen_tower_sees_each_state_once(sd_folder: Path) -> None:
     tower = learner.critic.inner.tower
     tower.embeddings.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
     before = {name: value.clone() for name, value in learner.critic.state_dict().items()}
-    record = iterate(problem, learner, None).record
+    record = iterate(Memory(problem), learner, None).record
     assert sum(seen) == 4 * 3  # trajectories × steps, although values and 4 updates read them
     changed = {name.split(".")[1] for name, value in before.items() if not torch.equal(value, weights(learner)[name])}
     assert changed == {"film", "head"} and float(record["critic/gradient_norm"]) > 0
@@ -133,15 +162,15 @@ def test_choosing_by_variance_resumes_exactly(sd_folder: Path, tmp_path: Path) -
     settings = (*HALF, "policy.step_choice=variance", "policy.step_fraction=0.3")
     problem, learner = start(sd_folder, *settings)
     for learner.iteration in range(2):
-        first = iterate(problem, learner, None).trajectory
+        first = iterate(Memory(problem), learner, None).trajectory
     assert first.chosen is not None and set(first.chosen) <= learner.step_errors.keys()
     learner.iteration = 2
     for name, data in to_files(learner, {}).items():
         (tmp_path / name).write_bytes(data)
-    chosen = iterate(problem, learner, None).trajectory.chosen
+    chosen = iterate(Memory(problem), learner, None).trajectory.chosen
     other_problem, other = start(sd_folder, *settings)
     from_files(other_problem, other, tmp_path)
-    assert iterate(other_problem, other, None).trajectory.chosen == chosen
+    assert iterate(Memory(other_problem), other, None).trajectory.chosen == chosen
     assert other.step_errors == learner.step_errors
     assert all(torch.equal(value, weights(other)[name]) for name, value in weights(learner).items())
 

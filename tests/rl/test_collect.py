@@ -1,17 +1,20 @@
 """Collecting: prompts in turn, seeds by name, rewards checked; retain prompts only if they have a reward."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_rl import Brightness, tiny_problem
+from torch import Tensor
 
-from cgru.mdp.rollout import rescore
+from cgru.mdp.trajectory import Conditioning, Trajectory
 from cgru.prompts import Prompt
 from cgru.rewards.base import RewardError
-from cgru.rl.collect import choose, collect, counterparts, explored, scored
+from cgru.rl.collect import choose, collect, counterparts, explored, scored, shuffled
+from cgru.rl.state import Problem
 
 
 def test_prompts_are_taken_evenly(sd_folder: Path) -> None:
@@ -51,6 +54,22 @@ def test_rewards_are_those_of_the_decoded_ends_in_order(sd_folder: Path) -> None
     torch.testing.assert_close(batch.reward, torch.tensor(expected), atol=1e-6, rtol=0)
 
 
+class Lengths(Brightness):
+    """Knows prompts by their length: 0.05 a letter."""
+
+    def __call__(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return torch.tensor([0.05 * len(prompt) for prompt in prompts])
+
+
+def test_each_picture_is_scored_with_its_own_prompt(sd_folder: Path) -> None:
+    problem = replace(tiny_problem(sd_folder), reward=Lengths())
+    problem = replace(problem, sizes=replace(problem.sizes, decode=2))  # 6 pictures in parts of 2
+    batch = scored(problem, collect(problem, 0, forget=6))
+    assert len({len(prompt) for prompt in batch.cond.prompts[::2]}) > 1  # parts are told apart
+    assert batch.reward is not None
+    assert batch.reward.tolist() == pytest.approx([0.05 * len(prompt) for prompt in batch.cond.prompts])
+
+
 def test_a_reward_outside_its_range_is_said(sd_folder: Path) -> None:
     problem = replace(tiny_problem(sd_folder), reward=Brightness(high=0.01))
     with pytest.raises(RewardError, match="outside its declared range 0 to 0.01"):
@@ -75,15 +94,57 @@ def test_exploring_trajectories_are_drawn_for_a_retain_prompt_and_relabelled(sd_
     assert same == [False, False, True, True]
     assert torch.equal(batch.x[:, 0], plain.x[:, 0])  # the same noise at the start
 
-    # Their log-probs are those under the prompt that drew them; under the label they are others.
     others = counterparts(problem, list(batch.cond.prompts[:2]), problem.prompts.retain, 0)
-    sample_ids, step_ids = batch[:2].policy_pairs()
-    steps = batch.steps(sample_ids, step_ids)
-    own = rescore(problem.backbone, steps, kernel=problem.kernel, guidance=batch.guidance)
-    drawn = replace(steps, cond=problem.encode([others[i] for i in sample_ids.tolist()]))
-    under_others = rescore(problem.backbone, drawn, kernel=problem.kernel, guidance=batch.guidance)
-    torch.testing.assert_close(under_others, steps.log_prob, atol=1e-5, rtol=0)
-    assert (own - steps.log_prob).abs().max() > 1e-5
+    assert batch.sampled_for == (*others, *batch.cond.prompts[2:]) and plain.sampled_for is None
+    assert batch.relabelled.tolist() == [True, True, False, False] and not plain.relabelled.any()
+    assert batch[torch.tensor([3, 1])].relabelled.tolist() == [False, True]
+    assert Trajectory.cat([batch[:1], batch[2:]]).relabelled.tolist() == [True, False, False]
+
+
+def implied(problem: Problem, batch: Trajectory, cond: Conditioning) -> tuple[Tensor, Tensor]:
+    """Log-probs of all actions and x̂0 of all states under prompts that are given, each (n, t, ...)."""
+    log_probs, clean = [], []
+    for index in range(batch.horizon):
+        x, time = batch.x[:, index], batch.time[index].expand(len(batch))
+        prediction = problem.backbone.predict(x, time, cond, guidance=batch.guidance)
+        log_probs.append(problem.kernel.step(prediction, x, index).log_prob(batch.x[:, index + 1]))
+        clean.append(problem.kernel.x0(prediction, x, index))
+    return torch.stack(log_probs, 1), torch.stack(clean, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ratio", ["sampled", "own"])
+def test_a_relabelled_trajectory_tells_its_two_prompts_apart(sd_folder: Path, ratio: str) -> None:
+    """Actions are the sampled prompt's, x̂0 the label's, log-probs those that the setting names."""
+    looks = ("critic.kind=film", "critic.view=clean")
+    problem = tiny_problem(sd_folder, "sampling.explore=0.5", f"sampling.explore_ratio={ratio}", *looks)
+    batch = collect(problem, 0, forget=4)
+    assert batch.sampled_for is not None and batch.x0_hat is not None
+    drawn, _ = implied(problem, batch, problem.encode(list(batch.sampled_for)))
+    label, clean = implied(problem, batch, batch.cond)
+    assert (drawn - label)[:2].abs().max() > 1e-5  # so that one can tell
+    torch.testing.assert_close(batch.log_prob, drawn if ratio == "sampled" else label, atol=1e-5, rtol=0)
+    torch.testing.assert_close(batch.x0_hat, clean, atol=1e-4, rtol=0)
+
+
+def test_states_that_no_critic_looks_at_are_not_predicted_again(sd_folder: Path) -> None:
+    looks = ("critic.kind=film", "critic.view=clean", "sampling.noisy_steps=1")
+    batch = collect(tiny_problem(sd_folder, "sampling.explore=0.5", *looks, "policy.step_choice=shared"), 0, forget=4)
+    everything = collect(tiny_problem(sd_folder, "sampling.explore=0.5", *looks), 0, forget=4)
+    assert batch.x0_hat is not None and everything.x0_hat is not None
+    assert batch.x0_hat[:2, 1:].isnan().all() and not batch.x0_hat[2:].isnan().any()
+    torch.testing.assert_close(batch.x0_hat[:, :1], everything.x0_hat[:, :1])
+    assert not everything.x0_hat.isnan().any()
+
+
+def test_shuffling_exchanges_rewards_among_relabelled_trajectories_only(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder, "sampling.explore=0.75")
+    batch = replace(collect(problem, 0, forget=8), reward=torch.arange(8.0))
+    found = [shuffled(batch, torch.Generator().manual_seed(seed)).reward for seed in range(4)]
+    assert all(rewards is not None for rewards in found)
+    rewards = [rewards.tolist() for rewards in found if rewards is not None]
+    assert all(row[6:] == [6.0, 7.0] and sorted(row) == [*range(8)] for row in rewards)
+    assert len({tuple(row) for row in rewards}) > 1
 
 
 def test_counterparts_share_the_context_where_one_does(sd_folder: Path) -> None:

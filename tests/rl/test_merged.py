@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny_rl import nudge, tiny_learner, tiny_problem
 
-from cgru.backbones.adapter import base_policy, merged
+from cgru.lora.train import base_policy, merged
 from cgru.rl.collect import collect
-from cgru.rl.problem import Problem
+from cgru.rl.oom_retry import Memory
+from cgru.rl.state import Problem
 from cgru.rl.train import check_parity, iterate
 from cgru.rl.update import TrainingError
 
@@ -61,7 +62,7 @@ def test_parity_is_checked_in_every_iteration(sd_folder: Path) -> None:
     learner = tiny_learner(problem)
     nudge(learner)
     learner.iteration = 5
-    assert "policy/parity" in iterate(problem, learner, None).record
+    assert "policy/parity" in iterate(Memory(problem), learner, None).record
 
 
 def test_half_precision_is_stopped_by_the_check(sd_folder: Path) -> None:
@@ -71,7 +72,7 @@ def test_half_precision_is_stopped_by_the_check(sd_folder: Path) -> None:
     nudge(learner)
     learner.iteration = 1
     with pytest.raises(TrainingError, match=r"before the update max .* in bf16. Set sampling.merged=false."):
-        iterate(problem, learner, None)
+        iterate(Memory(problem), learner, None)
 
 
 def test_compiled_rollouts_are_not_merged(sd_folder: Path) -> None:

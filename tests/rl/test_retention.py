@@ -1,5 +1,6 @@
 """The KL to the base on retain prompts: flat at the base, a pull back elsewhere; `balance` only ever limits."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from tiny_rl import nudge, tiny_learner, tiny_problem
 
 from cgru.mdp.rollout import rescore
 from cgru.rl.batches import Plan
-from cgru.rl.retention import Bank, balanced_weight, bank_backward, make_bank, norm
+from cgru.rl.retention import Bank, balanced_weight, bank_backward, controlled_weight, make_bank, norm
 
 SETTINGS = ["retention.kl=1", "retention.bank=3", "retention.batch=4"]
 
@@ -99,3 +100,12 @@ def test_a_difference_of_predictions_needs_no_noise(sd_folder: Path, form: str, 
     assert bank is not None
     drawn = bank.draw(100, torch.Generator().manual_seed(0))
     assert set(drawn.step_ids.tolist()) == kept
+
+
+def test_the_weight_follows_the_measured_divergence() -> None:
+    held = {"kl": 0.3, "target": 0.01}
+    assert controlled_weight(0.3, 0.01, **held) == pytest.approx(0.3)
+    assert controlled_weight(0.3, 1.0, **held) == pytest.approx(0.3 * math.exp(0.1))
+    assert controlled_weight(0.3, 0.0, **held) == pytest.approx(0.3 * math.exp(-0.1))
+    assert controlled_weight(8.9, 1.0, **held) == pytest.approx(9.0)  # thirtyfold at most
+    assert controlled_weight(0.0101, 0.0, **held) == pytest.approx(0.01)

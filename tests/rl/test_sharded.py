@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-from cgru import processes
+from cgru import distributed
 from cgru.critic import build_critic
 from cgru.critic.tower import Tower
-from cgru.rl.problem import Sizes, make_learner
+from cgru.rl.oom_retry import Memory
 from cgru.rl.retention import make_bank
+from cgru.rl.state import Sizes, make_learner
 from cgru.rl.train import iterate
 
 # 5 trajectories in 2 updates, critic minibatches of 4 of 15 pairs, 3 in the bank: nothing divides evenly.
@@ -75,7 +76,7 @@ def two_iterations(folder: str, settings: list[str], sizes: Sizes = SIZES) -> di
     found: dict[str, Any] = {"policy": _watched(learner.optimiser), "critic": _watched(learner.critic_optimiser)}
     found |= {"x": [], "records": []}
     for learner.iteration in range(2):
-        done = iterate(problem, learner, bank)
+        done = iterate(Memory(problem), learner, bank)
         found["x"].append(done.trajectory.x.flatten().numpy())
         found["records"].append(done.record)
     return found
@@ -135,8 +136,8 @@ def test_more_processes_than_pairs_change_nothing(sd_folder: Path) -> None:
 
 def one_bad_reward(folder: str) -> None:
     problem = tiny_problem(Path(folder))
-    reward = Brightness() if processes.rank() == 0 else BadReward()
-    iterate(replace(problem, reward=reward), tiny_learner(problem), None)
+    reward = Brightness() if distributed.rank() == 0 else BadReward()
+    iterate(Memory(replace(problem, reward=reward)), tiny_learner(problem), None)
 
 
 class BadReward(Brightness):

@@ -1,5 +1,7 @@
 """One update: the direction it moves log-probs, its independence of micro-batches, step weights, KL, and NaN."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,16 +10,17 @@ import torch
 from tiny_rl import nudge, tiny_learner, tiny_problem
 from torch import Tensor
 
-from cgru.backbones.steady import OneShape
-from cgru.mdp.kernel import ddim_kernel
-from cgru.mdp.rollout import rescore
+from cgru.fast.fixed_batch import OneShape
+from cgru.lora.train import base_policy
+from cgru.mdp.kernel import Gaussian, ddim_kernel
+from cgru.mdp.rollout import policy, rescore
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl.batches import Plan
 from cgru.rl.collect import collect
 from cgru.rl.objective import balanced_weights
-from cgru.rl.problem import Learner, Problem
 from cgru.rl.retention import make_bank
-from cgru.rl.update import TrainingError, policy_step
+from cgru.rl.state import Learner, Problem
+from cgru.rl.update import TrainingError, Update, gradient, policy_step
 
 
 def start(folder: Path, *settings: str) -> tuple[Problem, Learner, Trajectory]:
@@ -55,21 +58,121 @@ def test_on_a_whole_plan_the_surrogate_rises(sd_folder: Path) -> None:
     assert float((moved * advantage).mean()) > 0
 
 
-@pytest.mark.parametrize("settings", [[], ["retention.kl_forget=1"], ["policy.step_weights=balanced"]])
+def flat(gradients: Iterable[Tensor | None]) -> Tensor:
+    return torch.cat([part.flatten() for part in gradients if part is not None])
+
+
+def surrogate(problem: Problem, batch: Trajectory) -> Tensor:
+    """Σ_t w_t mean(-A_t log pi_t) / Σ_t 1 by hand, step by step: at ratio 1 its gradient is that of the clipped one."""
+    assert batch.advantage is not None
+    weights = balanced_weights(problem.kernel, problem.backbone.latent_shape)
+    weights = weights if problem.config.policy.step_weights == "balanced" else torch.ones_like(weights)
+    total = torch.zeros(())
+    for t in range(batch.horizon):
+        steps = batch.steps(torch.arange(len(batch)), torch.full((len(batch),), t))
+        log_prob = rescore(problem.backbone, steps, kernel=problem.kernel, guidance=batch.guidance)
+        total = total - weights[t] * (batch.advantage[:, t] * log_prob).mean()
+    return total / batch.horizon
+
+
+def pull(problem: Problem, batch: Trajectory, plan: Plan) -> Tensor:
+    """mean((mu - mu_base)² / (2 sigma²)) by hand: the KL between Gaussians of one standard deviation."""
+    steps = batch.steps(plan.sample_ids, plan.step_ids)
+    with torch.no_grad(), base_policy(problem.backbone.denoiser):
+        base = problem.backbone.predict(steps.x, steps.time, steps.cond, guidance=batch.guidance)
+    here = problem.backbone.predict(steps.x, steps.time, steps.cond, guidance=batch.guidance)
+    policy, reference = (problem.kernel.step(prediction, steps.x, steps.index) for prediction in (here, base))
+    return ((policy.mean - reference.mean) / policy.std[:, None, None, None]).square().mean() / 2
+
+
+def found_and_parts(folder: Path, *settings: str, with_bank: bool = False) -> tuple[Update, Tensor, dict[str, Tensor]]:
+    """What an update leaves in `.grad`, unclipped, in micro-batches of 5, and the gradient of each of its parts."""
+    problem = tiny_problem(folder, *settings, "policy.clip=0.1", "policy.gradient_norm=1e9")
+    problem = replace(problem, sizes=replace(problem.sizes, update=5))
+    bank = make_bank(problem) if with_bank else None
+    learner = tiny_learner(problem)
+    nudge(learner)
+    batch = collect(problem, 0, forget=4)
+    advantage = torch.tensor([[1.0], [-1.0], [2.0], [-0.5]]) * torch.tensor([[1.0, 0.5, 2.0]])
+    batch, plan = replace(batch, advantage=advantage), Plan(*batch.policy_pairs())
+    update = gradient(problem, learner, batch, plan, bank, torch.Generator().manual_seed(0))
+    found = flat(p.grad for p in learner.parameters.values())
+    parts = {"policy": surrogate(problem, batch), "kl": pull(problem, batch, plan)}
+    if bank is not None:
+        drawn = bank.draw(problem.config.retention.batch, torch.Generator().manual_seed(0))
+        parts["bank"] = pull(problem, bank.trajectory, drawn)
+    weights = list(learner.parameters.values())
+    return update, found, {name: flat(torch.autograd.grad(part, weights)) for name, part in parts.items()}
+
+
+def off_by(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("step_weights", ["equal", "balanced"])
+def test_reward_and_kl_count_by_their_coefficients_and_steps_by_their_weights(
+    sd_folder: Path, step_weights: str
+) -> None:
+    settings = ("policy.reward_weight=0.5", "retention.kl_forget=0.3", f"policy.step_weights={step_weights}")
+    update, found, parts = found_and_parts(sd_folder, *settings)
+    assert off_by(found, 0.5 * parts["policy"] + 0.3 * parts["kl"]) < 1e-4
+    assert min(float(part.norm()) for part in (0.5 * parts["policy"], 0.3 * parts["kl"])) > 0.1 * float(found.norm())
+    assert update.kl_forget > 0 and update.policy_gradient_norm == pytest.approx(float(found.norm()), rel=1e-5)
+
+
+def test_the_bank_s_pull_has_its_weight(sd_folder: Path) -> None:
+    settings = ("retention.kl=4", "retention.bank=3", "retention.batch=6")
+    update, found, parts = found_and_parts(sd_folder, *settings, with_bank=True)
+    assert update.kl_weight == 4
+    assert off_by(found - parts["policy"], 4 * parts["bank"]) < 1e-3
+    # Balanced, it is no longer than a tenth of the policy's gradient: here that is the smaller weight.
+    update, found, parts = found_and_parts(sd_folder, *settings, "retention.balance=0.1", with_bank=True)
+    pulled = found - parts["policy"]
+    assert 0 < update.kl_weight < 4
+    assert float(pulled.norm() / parts["policy"].norm()) == pytest.approx(0.1, rel=1e-3)
+    assert off_by(pulled, update.kl_weight * parts["bank"]) < 1e-3
+
+
+def moved_policy(folder: Path, size: int, *settings: str) -> tuple[Problem, Learner, Trajectory, Plan]:
+    """A policy that has moved since it collected, so that of 8 pairs some lie outside the clip; parts of `size`."""
+    problem, learner, batch = start(folder, *settings, "policy.clip=1e-4", "policy.gradient_norm=1e9")
+    nudge(learner, 0.01)
+    pairs = Plan(*batch.policy_pairs())
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(2))[:8]
+    plan = Plan(pairs.sample_ids[order], pairs.step_ids[order])
+    return replace(problem, sizes=replace(problem.sizes, update=size)), learner, batch, plan
+
+
+def test_a_ratio_that_has_left_the_clip_pulls_no_further(sd_folder: Path) -> None:
+    problem, learner, batch, plan = moved_policy(sd_folder, 8)
+    found = gradient(problem, learner, batch, plan, None, torch.Generator())
+    steps = batch.steps(plan.sample_ids, plan.step_ids)
+    log_prob = rescore(problem.backbone, steps, kernel=problem.kernel, guidance=batch.guidance)
+    ratio, advantage = (log_prob - steps.log_prob).exp(), steps.advantage
+    assert advantage is not None
+    # at 256 latent dimensions 1e-4 · √(16384 / 256) = 8e-4
+    outside = (ratio - 1).abs() > 8e-4
+    pays = (ratio - 1) * advantage > 0
+    assert 0 < int((outside & pays).sum()) < int(outside.sum()) < 8  # each kind
+    expected = -(ratio * advantage * ~(outside & pays)).sum() / 8
+    weights = list(learner.parameters.values())
+    assert off_by(flat(p.grad for p in weights), flat(torch.autograd.grad(expected, weights))) < 1e-4
+    torch.testing.assert_close(found.log_ratio, (log_prob - steps.log_prob).detach(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("settings", [[], ["retention.kl_forget=1"]])
 def test_the_micro_batch_changes_nothing(sd_folder: Path, settings: list[str]) -> None:
-    weights, updates = [], []
-    for size in (5, 64):
-        problem, learner, batch = start(sd_folder, *settings, "policy.clip=0.1", "policy.weight_decay=0")
-        problem = replace(problem, sizes=replace(problem.sizes, update=size))
-        learner.optimiser = torch.optim.SGD(learner.parameters.values(), lr=1.0)  # the step is the gradient itself
-        before = torch.cat([p.detach().flatten().clone() for p in learner.parameters.values()])
-        plan, generator = Plan(*batch.policy_pairs()), torch.Generator().manual_seed(0)
-        updates.append(policy_step(problem, learner, batch, plan, None, generator))
-        weights.append(torch.cat([p.detach().flatten() for p in learner.parameters.values()]) - before)
-    assert float(weights[0].norm()) > 1e-3
-    torch.testing.assert_close(weights[0], weights[1], atol=1e-5, rtol=0)
-    torch.testing.assert_close(updates[0].log_ratio, updates[1].log_ratio, atol=1e-5, rtol=0)
-    assert updates[0].kl_forget == pytest.approx(updates[1].kl_forget, rel=1e-4, abs=1e-9)
+    """8 ≡ 1 × 8 ≡ 3 + 3 + 2, in gradients, losses and ratios."""
+    gradients, updates = [], []
+    for size in (8, 1, 3):
+        problem, learner, batch, plan = moved_policy(sd_folder, size, *settings)
+        updates.append(gradient(problem, learner, batch, plan, None, torch.Generator()))
+        gradients.append(flat(p.grad for p in learner.parameters.values()))
+    for found, update in zip(gradients[1:], updates[1:], strict=True):
+        assert off_by(found, gradients[0]) < 1e-4
+        torch.testing.assert_close(update.log_ratio, updates[0].log_ratio, atol=1e-5, rtol=0)
+        assert update.loss == pytest.approx(updates[0].loss, abs=1e-5)
+        assert update.kl_forget == pytest.approx(updates[0].kl_forget, rel=1e-4, abs=1e-9)
 
 
 def test_the_fast_path_has_the_gradient_of_ddpo_s_loop(sd_folder: Path) -> None:
@@ -109,6 +212,48 @@ def test_the_learning_rate_warms_up(sd_folder: Path) -> None:
     assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4]) and learner.updates == 4
 
 
+def test_a_trust_region_shortens_an_update_to_its_kl(sd_folder: Path) -> None:
+    """The same direction, shorter; a wide region changes no bit."""
+
+    def moved(*settings: str) -> tuple[Tensor, float]:
+        problem, learner, batch = start(sd_folder, "policy.learning_rate=1e-2", *settings)
+        begun = flat(parameter.detach().clone() for parameter in learner.parameters.values())
+        pairs = batch.steps(*batch.policy_pairs())
+
+        def now() -> Gaussian:
+            with torch.no_grad():
+                return policy(problem.backbone, pairs, kernel=problem.kernel, guidance=batch.guidance)
+
+        old = now()
+        step(problem, learner, batch)
+        return flat(learner.parameters.values()).detach() - begun, float(now().kl(old).mean())
+
+    (free, far), (wide, same), (short, near) = (
+        moved(*settings) for settings in ((), ("policy.kl_limit=1e6",), ("policy.kl_limit=1e-6",))
+    )
+    assert torch.equal(free, wide) and far == same > 1e-5
+    assert near == pytest.approx(1e-6, rel=0.1)
+    assert float(torch.cosine_similarity(free, short, dim=0)) > 0.999
+    assert float(short.norm() / free.norm()) == pytest.approx((1e-6 / far) ** 0.5, rel=0.1)
+
+
+def test_the_retention_weight_is_steered_by_updates(sd_folder: Path) -> None:
+    settings = ("retention.kl=0.5", "retention.kl_target=1e-9", "retention.bank=2", "retention.batch=4")
+    problem = tiny_problem(sd_folder, *settings)
+    bank = make_bank(problem)
+    learner = tiny_learner(problem)
+    nudge(learner)
+    batch = collect(problem, 0, forget=4)
+    batch = replace(batch, advantage=torch.ones(4, batch.horizon))
+    weights = [
+        policy_step(
+            problem, learner, batch, Plan(*batch.policy_pairs()), bank, torch.Generator().manual_seed(k)
+        ).kl_weight
+        for k in range(3)
+    ]
+    assert weights == pytest.approx([0.5, 0.5 * math.exp(0.1), 0.5 * math.exp(0.2)])
+
+
 def test_gradients_are_scaled_down_to_the_norm(sd_folder: Path) -> None:
     problem, learner, batch = start(sd_folder, "policy.gradient_norm=1e-3", "policy.clip=0.1")
     learner.optimiser = torch.optim.SGD(learner.parameters.values(), lr=1.0)
@@ -134,8 +279,7 @@ def test_dpok_s_kl_pulls_to_the_base_on_the_batch_s_own_states(sd_folder: Path, 
     assert all(p.requires_grad for p in learner.parameters.values())
 
 
-def test_the_bank_s_gradient_is_added(sd_folder: Path) -> None:
-    """Without advantages only the KL moves the policy, towards the base."""
+def test_without_advantages_the_bank_alone_pulls_the_policy_to_the_base(sd_folder: Path) -> None:
     problem = tiny_problem(sd_folder, "retention.kl=1", "retention.bank=3", "retention.batch=6")
     bank = make_bank(problem)
     learner = tiny_learner(problem)

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-from cgru.backbones.adapter import attach
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
-from cgru.config import RunConfig, override
+from cgru.config import RLConfig, override
 from cgru.critic import build_critic
 from cgru.critic.film import FilmCritic
 from cgru.critic.frozen import FrozenCritic
 from cgru.critic.tower import Tower
+from cgru.lora.train import attach
 from cgru.prompts import Prompt, PromptSets
-from cgru.rl.problem import Learner, Problem, Sizes, make_learner
+from cgru.rl.state import Learner, Problem, Sizes, make_learner
 
 TINY = ["sampling.steps=3", "policy.trajectories=4", "policy.updates=2", "critic.kind=none", "policy.advantage=batch"]
 
@@ -54,7 +54,7 @@ def fresh_model(folder: Path, dtype: str = "fp32") -> StableDiffusion:
 
 def tiny_problem(folder: Path, *settings: str, sizes: Sizes | None = None) -> Problem:
     """A problem without a LoRA yet."""
-    config = override(RunConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
+    config = override(RLConfig(concept="dogs", model=str(folder)), [*TINY, *settings])
     backbone = fresh_model(folder, config.dtype)
     sets = PromptSets(
         reward=(),

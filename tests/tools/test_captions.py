@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import CLIPTokenizer
 
-from cgru.tasks import load_lexicon
+from cgru.embedded import load_lexicon
 from tools.emoji_canvas import captions as writing
 from tools.emoji_canvas.art import GROUPS, Record
 from tools.emoji_canvas.captions import MAX_TOKENS, CaptionWriter, article, tokenize, train_tokenizer

@@ -136,6 +136,7 @@ def test_cgru_beside_ddpo() -> None:
     assert (
         "tr Cov of r − V as a part of that of r − mean: 0.53 ± 0.04: r − V is better." in text
     )  # 0.5 and 0.55 under 1
+    assert "raw of r − V as a part of that of DDPO's: 0.53 ± 0.04: no verdict" in text
 
 
 def critic_file() -> Row:

@@ -84,7 +84,9 @@ def main(work: Path, device: torch.device, images: int) -> None:
     cells = list(product(CLASS_NAMES, STYLES)) * images
     prompts = [f"A {name} image in {style} style" for name, style in cells]
     judges = {
-        name: AutoModelForImageClassification.from_pretrained(work / "judges" / name).to(device).eval()
+        name: AutoModelForImageClassification.from_pretrained(work / "judges" / name, trust_remote_code=False)
+        .to(device)
+        .eval()
         for name in ("object", "style")
     }
     rows = []

@@ -118,7 +118,7 @@ def reward(work: Path, name: str, folder: Path) -> None:
     """A reward network in half precision: tower, heads, labels; only the first starts from our CLIP."""
     source = work / f"reward-{name}"
     kind = CLIPVisionModelWithProjection if name == "clip" else SwinModel
-    kind.from_pretrained(source, dtype=torch.float16).save_pretrained(folder)
+    kind.from_pretrained(source, dtype=torch.float16, trust_remote_code=False).save_pretrained(folder)
     heads = {key: value.half() for key, value in load_file(source / "heads.safetensors").items()}
     save_file(heads, folder / "heads.safetensors", metadata={"format": "pt"})
     shutil.copy(source / "heads.json", folder)
@@ -166,7 +166,8 @@ def vocabulary(work: Path) -> dict[str, object]:
 def classifier(work: Path, name: str, folder: Path) -> None:
     """A judge or the detector in half precision, with its preprocessing and lineage."""
     source = work / "judges" / name
-    AutoModelForImageClassification.from_pretrained(source, dtype=torch.float16).save_pretrained(folder)
+    network = AutoModelForImageClassification.from_pretrained(source, dtype=torch.float16, trust_remote_code=False)
+    network.save_pretrained(folder)
     shutil.copy(source / "preprocessor_config.json", folder)
     trained_on = GENERATOR_ART if name == "style" else GENERATOR_ART + JUDGE_ART
     _write_json(
@@ -188,7 +189,8 @@ def reference(work: Path, path: Path) -> None:
     """Mean and covariance of object-judge features over real composites, the grid's cells drawn evenly."""
     device = torch.device("cpu")
     icons, records = art.load(work, "main")
-    judge = AutoModelForImageClassification.from_pretrained(ASSETS / "judges" / "object", dtype=torch.float32).eval()
+    folder = ASSETS / "judges" / "object"
+    judge = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     composer, generator = Composer(icons, device), generator_for(device, "reference")
     cells = [
         [i for i, r in enumerate(records) if r["label"] == c and r["style"] == s] for c in CLASS_NAMES for s in STYLES

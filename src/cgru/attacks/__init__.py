@@ -1,1 +1,1 @@
-"""Attacks: one file each. They look for a prompt that brings a forgotten concept back."""
+"""Attacks that search for prompts which bring a forgotten concept back; one file each."""

@@ -1,10 +1,10 @@
 """UnlearnDiffAtk (arXiv 2310.11868): tokens before the prompt that make an unlearned model draw the concept again.
 
-The target picture is made likely under the attacked model itself: the tokens lower its noise-prediction error on the
-noised picture, timestep after timestep. Tokens are rows on the simplex; each iteration draws real tokens from them and
-passes the gradient straight through. After every timestep the likeliest tokens are turned into text, the text is drawn
-and judged, and the first success ends the attack on a prompt. Many prompts are attacked side by side; each has its own
-random numbers, so company changes nothing but rounding.
+The tokens make a target picture likely under the attacked model itself: they lower its noise-prediction error on the
+noised picture, one timestep after another. Tokens are rows on the simplex; each iteration samples real tokens and uses
+the straight-through gradient. After every timestep the most probable tokens are converted to text, drawn and judged;
+the first success ends the attack on a prompt. Many prompts are attacked side by side, each with its own random numbers,
+so batching affects only rounding.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ class Schedule:
     """How hard the attack tries."""
 
     timesteps: int
-    """Noise levels, evenly spaced, from the clean end to the noisy one."""
+    """Number of noise levels, evenly spaced, from the clean end to the noisy end."""
     iterations: int
-    """Gradient steps at each."""
+    """Gradient steps per noise level."""
     rate: float = 0.01
     decay: float = 0.1
 
     def times(self, train_times: int) -> list[int]:
-        """The middles of equal parts of the noise schedule, rising: 10, 30, ... 990 for 50 of 1000."""
+        """Return the middles of equal parts of the noise schedule, increasing: 10, 30, ... 990 for 50 of 1000."""
+        # t_i = (i + 1/2) · T / n
         stride = train_times / self.timesteps
         return [int(stride * (i + 0.5)) for i in range(self.timesteps)]
 
@@ -55,32 +56,32 @@ class Case:
 
     prompt: str
     seed: int
-    """Of the noise it is drawn from."""
+    """Seed of the noise it is drawn from."""
     attack_seed: int
-    """Of everything random in its attack."""
+    """Seed of all randomness in its attack."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one prompt."""
+    """Result for one prompt."""
 
     success: bool
     prompt: str
-    """The text of the success, or of the last try."""
+    """Text of the success, or of the last attempt."""
     tokens: tuple[int, ...]
     time: int
-    """The timestep after which it was drawn."""
+    """Timestep after which it was drawn."""
     iterations: int
     losses: tuple[float, ...]
     """Mean noise-prediction error over the iterations of each timestep."""
 
 
 Try = Callable[[Sequence[int], Sequence[str]], Sequence[bool]]
-"""(which cases, their adversarial prompts) -> whether the picture drawn for each shows the concept."""
+"""Maps (case numbers, their adversarial prompts) to whether the picture drawn for each shows the concept."""
 
 
 def find_schedule(name: str) -> Schedule:
-    """A schedule by name."""
+    """Return a schedule by name."""
     if name not in SCHEDULES:
         raise ValueError(unknown("schedule", name, SCHEDULES, "Choose one with --schedule."))
     return SCHEDULES[name]
@@ -95,7 +96,7 @@ def attack(
         box: the attacked model.
         cases: n prompts.
         targets: (n, c, h, w) latents of the pictures to bring back.
-        tokens: how many are put before each prompt.
+        tokens: number of tokens to put before each prompt.
         schedule: how hard to try.
         attempt: draws and judges.
     """
@@ -104,12 +105,15 @@ def attack(
     search = begin(box, cases, targets, tokens)
     outcomes: dict[int, Outcome] = {}
     for index, time in enumerate(times):
+        # Optimise the tokens at this noise level.
         search = descend(box, search, index, levels, schedule)
+        # Decode the most probable tokens, then draw and judge the resulting prompts.
         chosen = box.choices[search.state.best()].tolist()
         texts = [box.text(ids, cases[i].prompt) for i, ids in zip(search.cases, chosen, strict=True)]
         won = attempt(search.cases, texts)
         for i, ids, text, success, losses in zip(search.cases, chosen, texts, won, search.losses, strict=True):
             outcomes[i] = Outcome(bool(success), text, tuple(ids), time, search.state.steps, losses)
+        # Cases that succeeded leave the batch.
         search = search.keep([not success for success in won])
         if not search.cases:
             break
@@ -118,7 +122,7 @@ def attack(
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """The cases still under attack, row by row."""
+    """The cases still under attack, one row each."""
 
     cases: tuple[int, ...]
     ids: Tensor
@@ -128,7 +132,7 @@ class Search:
     losses: tuple[tuple[float, ...], ...]
 
     def keep(self, which: Sequence[bool]) -> Search:
-        """Only the chosen rows."""
+        """Return only the chosen rows."""
         mask = torch.tensor(which, dtype=torch.bool, device=self.ids.device)
         chosen = [i for i, kept in enumerate(which) if kept]
         return Search(
@@ -142,7 +146,7 @@ class Search:
 
 
 def begin(box: WhiteBox, cases: Sequence[Case], targets: Tensor, tokens: int) -> Search:
-    """All cases, every token equally likely, each case with its own random numbers."""
+    """Start all cases with equal token probabilities, each with its own random numbers."""
     return Search(
         cases=tuple(range(len(cases))),
         ids=box.ids([case.prompt for case in cases]),
@@ -154,11 +158,12 @@ def begin(box: WhiteBox, cases: Sequence[Case], targets: Tensor, tokens: int) ->
 
 
 def descend(box: WhiteBox, search: Search, index: int, levels: DDIMKernel, schedule: Schedule) -> Search:
-    """The iterations of one timestep."""
+    """Run the iterations of one timestep."""
     total = torch.zeros(len(search.cases), device=search.targets.device)
     for _ in range(schedule.iterations):
         gradient, error = token_gradient(box, search, index, levels)
         total += error
+        # Projected gradient step on the simplex: p <- project(p - Adam(gradient))
         search = replace(search, state=search.state.descend(gradient, rate=schedule.rate, decay=schedule.decay))
     means = (total / schedule.iterations).tolist()
     losses = tuple((*before, mean) for before, mean in zip(search.losses, means, strict=True))
@@ -166,18 +171,22 @@ def descend(box: WhiteBox, search: Search, index: int, levels: DDIMKernel, sched
 
 
 def token_gradient(box: WhiteBox, search: Search, index: int, levels: DDIMKernel) -> tuple[Tensor, Tensor]:
-    """The straight-through gradient (n, k, v) at freshly drawn tokens and noise, clamped to ±1, and the loss (n,)."""
+    """Return the straight-through gradient (n, k, v) at freshly sampled tokens and noise, clamped to ±1, and the loss.
+
+    The loss (n,) is each picture's noise-prediction error.
+    """
     drawn = draw(search.state.rows, search.generators)
     noise = torch.stack([torch.randn(search.targets.shape[1:], generator=g) for g in search.generators])
-    # The gradient of a product with the one-hot rows is that of the chosen vectors times the table, at every token.
+    # Straight-through: with e = onehot · E, the gradient by the rows is ∂L/∂e · Eᵀ, at every token of the vocabulary.
     vectors = functional.embedding(drawn, box.vectors).requires_grad_(True)
     with torch.enable_grad():
         embeddings = box.encode(search.ids, vectors)
+        # L = 1/d · |eps - eps_theta(√ᾱ_t x0 + √(1 - ᾱ_t) eps, tokens + prompt, t)|²
         loss = box.noise_error(search.targets, noise.to(search.targets), index, embeddings, levels)
         (slope,) = torch.autograd.grad(loss.sum(), vectors)
     return (slope @ box.vectors.T).clamp(-1, 1), loss.detach()
 
 
 def attack_seed(root: int, case_id: str) -> int:
-    """The seed of a case's attack: 32 bits, which is what torch's CPU generator keeps."""
+    """Return the seed of a case's attack: 32 bits, all that torch's CPU generator uses."""
     return child_seed(root, "unlearndiffatk", case_id) % 2**32

@@ -1,32 +1,67 @@
-"""What an attacker who has the weights sees of a model: its tokens as vectors, its text encoder, its noise schedule.
+"""The view of an attacker who has the weights: tokens as vectors, the text encoder, the noise schedule.
 
-Text goes in as vectors instead of ids, so that a gradient reaches the tokens. Every token that text can contain is
-offered; start, end and padding are not, because no prompt can contain them.
+Text is given as vectors instead of ids, so that a gradient reaches the tokens. The vocabulary contains every token that
+text can contain, but not start, end and padding, because no prompt can contain them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cgru.backbones.base import Backbone
-from cgru.backbones.sd import StableDiffusion
+from cgru.backbones.hooked import Hooked
 from cgru.mdp.kernel import DDIMKernel, ddim_kernel
-from cgru.mdp.trajectory import Conditioning
+from cgru.mdp.trajectory import EMBEDDINGS, Conditioning
+
+
+class OneEncoder(Backbone, Protocol):
+    """A model whose denoiser reads the last hidden states of one CLIP text encoder and nothing else."""
+
+    @property
+    def tokenizer(self) -> Any:  # noqa: ANN401 - untyped library
+        """Of transformers."""
+
+    @property
+    def text_encoder(self) -> nn.Module:
+        """Of transformers."""
+
+    @property
+    def scheduler(self) -> Any:  # noqa: ANN401
+        """diffusers' DDIM scheduler."""
+
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens of a prompt it reads."""
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of its pictures."""
+
+
+@runtime_checkable
+class HasWhiteBox(Protocol):
+    """A backbone that white-box attacks can open."""
+
+    def white_box(self) -> WhiteBox:
+        """The model opened up."""
 
 
 @dataclass(frozen=True, eq=False)
 class WhiteBox:
-    """A Stable Diffusion model opened up; build it with `open_up`."""
+    """The model as a white box; `open_up` returns it."""
 
-    model: StableDiffusion
+    model: OneEncoder
     choices: Tensor
     """(v,) the ids an attack may choose."""
     vectors: Tensor
     """(v, d) their embeddings, float32."""
+    hook: Hooked | None = None
+    """The backbone with an inference-time edit, if one is attacked: the gradient passes through the edit, too."""
 
     def ids(self, prompts: Sequence[str]) -> Tensor:
         """(n, l) token ids, start, end and padding included."""
@@ -45,7 +80,8 @@ class WhiteBox:
 
         The k last places, which hold padding, fall away.
         """
-        k, encoder = prefix.shape[1], self.model.text_encoder
+        k = prefix.shape[1]
+        encoder: Any = self.model.text_encoder
         shifted = torch.cat([ids[:, :1].expand(-1, k + 1), ids[:, 1 : ids.shape[1] - k]], 1)
         layer = encoder.get_input_embeddings()
 
@@ -86,8 +122,12 @@ class WhiteBox:
         alpha = schedule.alpha[index]
         x = alpha.sqrt() * x0 + (1 - alpha).sqrt() * noise
         time = schedule.timesteps[index].expand(len(x))
-        cond = Conditioning(("",) * len(x), embeddings.float(), embeddings[:1].detach().float())
-        prediction = self.model.predict(x, time, cond, guidance=1.0)
+        tensors = {EMBEDDINGS: embeddings.float()}
+        cond = Conditioning(("",) * len(x), tensors, {EMBEDDINGS: embeddings[:1].detach().float()})
+        if self.hook is None:
+            prediction = self.model.predict(x, time, cond, guidance=1.0)
+        else:
+            prediction = self.hook.predict(x, time, self.hook.embed(cond), guidance=1.0)
         predicted = (x - alpha.sqrt() * schedule.x0(prediction, x, index)) / (1 - alpha).sqrt()
         return (predicted - noise).square().flatten(1).mean(1)
 
@@ -96,12 +136,25 @@ class WhiteBox:
 
 
 def open_up(backbone: Backbone) -> WhiteBox:
-    """The model behind a backbone, for attacks that need its gradients."""
-    if not isinstance(backbone, StableDiffusion):
-        kind = type(backbone).__name__
-        raise ValueError(f"{backbone.name!r} is a {kind}; allowed: Stable Diffusion. Attack such a model instead.")
-    table = backbone.text_encoder.get_input_embeddings().weight.detach().float()
-    special = torch.tensor(sorted(set(backbone.tokenizer.all_special_ids)))
-    ids = torch.arange(min(len(table), len(backbone.tokenizer)))
-    choices = ids[~torch.isin(ids, special)].to(backbone.device)
-    return WhiteBox(backbone, choices, table[choices])
+    """The model behind a backbone as a white box, for attacks that need its gradients."""
+    if isinstance(backbone, Hooked):
+        if backbone.no_gradient is not None:
+            reason = f"the edit of {backbone.name!r} cannot be attacked white box: {backbone.no_gradient}"
+            raise ValueError(f"{reason}. Attack another edit, or evaluate this one with other prompts.")
+        return replace(open_up(backbone.inner), hook=backbone)
+    if not isinstance(backbone, HasWhiteBox):
+        raise ValueError(
+            f"{backbone.name!r} is a {type(backbone).__name__}, which lacks `white_box`: its tokens as vectors through "
+            "one text encoder, which is all that Stable Diffusion 1.x and 2.x read. Attack such a model instead."
+        )
+    return backbone.white_box()
+
+
+def opened(model: OneEncoder) -> WhiteBox:
+    """A model with one text encoder opened up."""
+    encoder: Any = model.text_encoder
+    table = encoder.get_input_embeddings().weight.detach().float()
+    special = torch.tensor(sorted(set(model.tokenizer.all_special_ids)))
+    ids = torch.arange(min(len(table), len(model.tokenizer)))
+    choices = ids[~torch.isin(ids, special)].to(model.device)
+    return WhiteBox(model, choices, table[choices])

@@ -1,59 +1,102 @@
-"""The command line: `cgru COMMAND`, whose names are in parse.COMMANDS.
+"""The command line `cgru COMMAND`; parse.COMMANDS lists the commands.
 
-Each command first checks and loads everything (a user's mistake ends there: one line on stderr, exit code 2, nothing
-written), then works. torch is imported only by commands that need it. No maths here.
+Each command first checks its input and loads what it needs, then does the work. Invalid input ends the first part with
+one line on stderr and exit code 2, before anything is written. torch is imported only by commands that need it.
 """
 
 from __future__ import annotations
 
+import io
+import os
+import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from cgru import processes
+from cgru import distributed
+from cgru.catalog import own_mistake
 from cgru.cli.commands import PREPARE
 from cgru.cli.parse import parse
-from cgru.evaluation.assets import ROOT
+from cgru.cli.terminal import NARROWEST
+from cgru.embedded import ROOT
 
 
 def main(argv: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     """Run one command and return its exit code.
 
-    0; 1 when the machine fails in the middle of the work (a full disk) or `doctor` finds damage; 2 for a user's
-    mistake, before anything is written; 130 for Ctrl-C.
+    0: success. 1: the machine failed during the work (a full disk, a closed pipe), or `doctor` found damage. 2: invalid
+    input, nearly always reported before anything is written. 130: Ctrl-C.
 
     Args:
-        argv: arguments without the program's name; None: those of the process.
+        argv: arguments without the program's name; None: the arguments of the process.
         root: the asset folder.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # closed by `>&-`
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)  # at 4 columns tyro's layout never ends
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # arrows print as ? where the output is not UTF-8
     try:
         try:
             check_text(arguments)
             options = parse(arguments)
             work = PREPARE[type(options)](options, root)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             return fail(error)
-        return work()
+        except OSError as error:
+            told = f"{error.strerror} ({str(error.filename)!r}); give another path." if error.strerror else str(error)
+            return fail(told)
+        with _no_exit():
+            code = work()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `cgru list | head -1`; Python would report it again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ValueError as error:  # a damaged file that is read only during the work
+        return fail(error)
     except OSError as error:
         place = f" ({str(error.filename)!r})" if error.filename else ""
         advice = "what is finished is kept. Make room or choose another --out, then run the same command again."
         return fail(f"{error.strerror or error}{place}; {advice}", code=1)
+    except Exception as error:  # a bug of cgru keeps its traceback; one in the user's code gets one line
+        if (mistake := own_mistake(error)) is None:
+            raise
+        return fail(mistake)
     except KeyboardInterrupt:
         print("cgru: interrupted; an evaluation continues with the same command.", file=sys.stderr)
         return 130
 
 
+@contextmanager
+def _no_exit() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # how rich reacts to a closed pipe
+            raise BrokenPipeError from error
+        # Raised by the user's own reward or method; cgru itself never calls sys.exit here.
+        raise ValueError(f"code that you named ended the program (exit code {error.code}); correct it.") from error
+
+
 def check_text(arguments: Sequence[str]) -> None:
-    """Refuse what is no UTF-8: Python hands it over as surrogates, which neither a tokenizer nor JSON takes."""
+    """Refuse arguments that are not UTF-8: Python decodes them to surrogates, which tokenizers and JSON reject."""
     for word in arguments:
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             raise ValueError(f"{word!r} is not UTF-8; allowed: UTF-8 text. Set your terminal or script to UTF-8.")
 
 
+LONG_WORD = re.compile(r"(\S{200})\S{300,}")
+"""A very long word in a message, such as the contents of a file given by mistake; only its start is printed."""
+
+
 def fail(error: Exception | str, code: int = 2) -> int:
-    """One line on stderr, of several processes by the main one if it fails, too; returns the exit code."""
-    text = " ".join(str(error).split())
-    processes.defer_to_main()
-    print(processes.signed(text), file=sys.stderr)
+    """Print one line on stderr and return the exit code. Of several failing processes, only the main one prints."""
+    text = LONG_WORD.sub(r"\1 ...", " ".join(str(error).split()))
+    distributed.defer_to_main()
+    print(distributed.signed(text), file=sys.stderr)
     return code

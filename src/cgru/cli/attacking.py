@@ -1,4 +1,4 @@
-"""`cgru attack`: check and load everything first, then attack, and show what came back."""
+"""`cgru attack`: check and load everything, then attack and show which prompts bring the concept back."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cgru import processes
+from cgru import distributed
 from cgru.cli.options import Attack
-from cgru.cli.terminal import names_of, progress_bar, quiet_libraries, save_png, show
+from cgru.cli.terminal import names_of, progress_bar, show
+from cgru.evaluation.picture_grid import save_png
+from cgru.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cgru.evaluation.attack import AttackSession
+    from cgru.attacks.session import AttackSession
 
 SHOWN = 3
-"""Examples told in the terminal."""
+"""Number of examples printed in the terminal."""
 
 
 def prepare_attack(options: Attack, root: Path) -> Callable[[], int]:
     """Check the options, load model and judge."""
     quiet_libraries()
-    from cgru.evaluation import attack
+    from cgru.attacks import session
 
-    request = attack.AttackRequest(
+    request = session.AttackRequest(
         model=options.subject,
         target=options.target,
         prompts=options.prompts,
@@ -36,6 +38,7 @@ def prepare_attack(options: Attack, root: Path) -> Callable[[], int]:
         pictures=options.pictures,
         allow_judge=names_of(options.allow_judge),
         base=options.model,
+        allow_hooks=names_of(options.allow_hook),
         seed=options.seed,
         out=options.out,
         device=options.device,
@@ -43,18 +46,18 @@ def prepare_attack(options: Attack, root: Path) -> Callable[[], int]:
         batch_size=options.batch_size,
         root=root,
     )
-    prepared = attack.prepare_attack(request)
+    prepared = session.prepare_attack(request)
     return lambda: attack_and_tell(options, prepared)
 
 
 def attack_and_tell(options: Attack, prepared: AttackSession) -> int:
-    """Attack, keep a strip of pictures where they may be seen, and show the rates."""
-    from cgru.evaluation.attack import run_attack
-    from cgru.report.grid import attack_strip
+    """Attack, save a strip of example pictures unless they are sensitive, and show the success rates."""
+    from cgru.attacks.session import run_attack
+    from cgru.evaluation.picture_grid import attack_strip
 
     with progress_bar(options.json) as progress:
         scores = run_attack(prepared, progress)
-    if not processes.is_main():
+    if not distributed.is_main():
         return 0
     files = {"folder": str(prepared.out)}
     if scores["examples"] and not prepared.trial.is_sensitive:
@@ -64,7 +67,7 @@ def attack_and_tell(options: Attack, prepared: AttackSession) -> int:
 
 
 def _tell(console: Console, scores: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    from cgru.report.terminal import notices, scores_table
+    from cgru.cli.score_tables import notices, scores_table
 
     console.print(scores_table(scores, is_wide=console.width >= 110))
     for line in notices(scores):

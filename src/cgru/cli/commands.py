@@ -1,15 +1,16 @@
-"""What each command does: `prepare_*` checks and loads, and returns the work that is left."""
+"""The commands: each `prepare_*` checks its options, loads what it needs, and returns a function that does the work."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cgru import catalog, processes
+from cgru import catalog, distributed, embedded
 from cgru.cli.attacking import prepare_attack
 from cgru.cli.options import (
     Attack,
@@ -31,10 +32,15 @@ from cgru.cli.prompting import prepare_caption, prepare_split
 from cgru.cli.reporting import prepare_report
 from cgru.cli.reproducing import prepare_reproduce
 from cgru.cli.sweeping import prepare_sweep
-from cgru.cli.terminal import names_of, progress_bar, quiet_libraries, save_png, show
+from cgru.cli.terminal import names_of, progress_bar, show
 from cgru.cli.training import prepare_curves, prepare_export, prepare_resume, prepare_unlearn
-from cgru.evaluation import assets
-from cgru.evaluation.base import Sampling, stable_hash
+from cgru.edit_folder import base_model, find_edit
+from cgru.evaluation.base import stable_hash
+from cgru.evaluation.picture_grid import save_png
+from cgru.image_files import IMAGE_SUFFIXES
+from cgru.method import find_method
+from cgru.quiet import quiet_libraries
+from cgru.tasks import Sampling
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,8 +50,8 @@ if TYPE_CHECKING:
     from cgru.evaluation.session import Session
 
 BATCH = 16
-BROKEN = "not finite numbers, as of a model that has diverged"
-PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".svg", ".pdf"}
+BROKEN = "not finite numbers; the model has probably diverged"
+PICTURES = {*IMAGE_SUFFIXES, ".avif", ".heic", ".svg", ".pdf"}
 Work = Callable[[], int]
 """The second half of a command; returns the exit code."""
 
@@ -61,10 +67,26 @@ def prepare_generate(options: Generate, root: Path) -> Work:
     for path in _picture_paths(options, folder):
         if path.is_dir():
             raise ValueError(f"{str(path)!r} is a folder, where a picture goes; allowed: a file or nothing. Move it.")
-    backbone = _load_model(options, root)
-    sampling = _sampling(options, root)
-    backbone.kernel(sampling.steps, eta=sampling.eta)  # too many steps for this model: said now
-    return lambda: _generate(options, backbone, sampling, folder)
+    from cgru.backbones import is_own_loader, load_model
+    from cgru.edits import load_edit
+
+    edit = load_edit(options.model, allow_hooks=names_of(options.allow_hook)) if find_edit(options.model) else None
+    code = names_of(options.code)
+    name = base_model(options.model, default=embedded.EMBEDDED, code=code, option="--code") if edit else options.model
+    quiet_libraries()
+    backbone = load_model(embedded.model_source(name, root), device=options.device, dtype=options.dtype)
+    sampling = _sampling(options, embedded.is_embedded(name, root), root)
+    if is_own_loader(name):
+        sampling = _own_sampling(options, backbone, sampling)
+    backbone.kernel(sampling.steps, eta=sampling.eta)  # raises if this model does not have so many steps
+    if edit:
+        edit.check(backbone)
+
+    def work() -> int:
+        with edit.applied(backbone, checked=True) if edit else nullcontext(backbone) as model:
+            return _generate(options, model, sampling, folder)
+
+    return work
 
 
 def _check_generate(options: Generate) -> None:
@@ -90,7 +112,7 @@ def _check_place(out: Path | None, refused: set[str], allowed: str) -> None:
 def _picture_folder(options: Generate) -> Path:
     if options.out is not None:
         return options.out.parent if _is_picture(options.out) else options.out
-    settings = {name: value for name, value in asdict(options).items() if name not in ("out", "json")}
+    settings = {name: value for name, value in asdict(options).items() if name not in ("out", "json", "code")}
     return Path("runs") / "generate" / f"{_slug(options.prompts[0])}-{stable_hash(settings)[:8]}"
 
 
@@ -98,15 +120,26 @@ def _is_picture(out: Path | None) -> bool:
     return out is not None and out.suffix.lower() == ".png" and not out.is_dir()
 
 
-def _sampling(options: Generate, root: Path) -> Sampling:
-    is_own = assets.is_embedded(options.model, root)
+def _sampling(options: Generate, is_own: bool, root: Path) -> Sampling:
     # Other models: the defaults of diffusers' StableDiffusionPipeline.
-    own = assets.load_vocabulary(root).sampling if is_own else Sampling(50, 7.5, 0.0)
+    own = embedded.load_vocabulary(root).sampling if is_own else Sampling(50, 7.5, 0.0)
     return Sampling(
         own.steps if options.steps is None else options.steps,
         own.guidance if options.guidance is None else options.guidance,
         own.eta if options.eta is None else options.eta,
     )
+
+
+def _own_sampling(options: Generate, backbone: Backbone, sampling: Sampling) -> Sampling:
+    """The sampling for the user's own model, which may lack unconditional text; guidance is then 1."""
+    if backbone.encode_text(options.prompts).unconditional:
+        return sampling
+    if (options.guidance or 0) > 1:
+        raise ValueError(
+            f"--guidance {options.guidance:g}, but {backbone.name!r} has nothing to be guided away from; allowed: at "
+            "most 1. Leave it out."
+        )
+    return replace(sampling, guidance=1.0)
 
 
 def _generate(options: Generate, backbone: Backbone, sampling: Sampling, folder: Path) -> int:
@@ -135,7 +168,7 @@ def _asked(options: Generate) -> list[tuple[str, int]]:
 
 
 def _picture_paths(options: Generate, folder: Path) -> list[Path]:
-    """What is going to be written: one PNG each and the grid at the end, or the FILE.png alone."""
+    """The files to write: one PNG per picture and then the grid, or FILE.png alone."""
     if options.out is not None and _is_picture(options.out):
         return [options.out]
     names = [f"{k:03d}-{_slug(prompt)}-s{seed}.png" for k, (prompt, seed) in enumerate(_asked(options))]
@@ -143,8 +176,8 @@ def _picture_paths(options: Generate, folder: Path) -> list[Path]:
 
 
 def _save_pictures(options: Generate, pictures: Sequence[Image], folder: Path) -> dict[str, Any]:
-    """One PNG each and a grid; into a FILE.png only the picture, or the grid of several."""
-    from cgru.report.grid import captioned_grid
+    """Save one PNG per picture and a grid; with FILE.png only the picture, or the grid of several pictures."""
+    from cgru.evaluation.picture_grid import captioned_grid
 
     columns = options.images if options.images > 1 else math.ceil(math.sqrt(len(pictures)))
     grid = captioned_grid(pictures, [f"[{seed}] {prompt}" for prompt, seed in _asked(options)], columns)
@@ -185,8 +218,10 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
         subset=options.subset,
         threshold=options.threshold,
         judge=options.judge,
+        settings=_pairs(options.settings),
         out=options.out,
         base=options.model,
+        allow_hooks=names_of(options.allow_hook),
         with_base=not options.no_base,
         device=options.device,
         dtype=options.dtype,
@@ -198,14 +233,22 @@ def prepare_evaluate(options: Evaluate, root: Path) -> Work:
     return lambda: _evaluate(options, prepared)
 
 
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE words as a table."""
+    for word in words:
+        if "=" not in word:
+            raise ValueError(f"{word!r} is not a setting; allowed: one model, then KEY=VALUE. Leave it out.")
+    return dict(word.split("=", 1) for word in words)
+
+
 def _evaluate(options: Evaluate, prepared: Session) -> int:
+    from cgru.evaluation.picture_grid import before_after, canvas_grid
     from cgru.evaluation.runner import is_shown
     from cgru.evaluation.session import run
-    from cgru.report.grid import before_after, canvas_grid
 
     with progress_bar(options.json) as progress:
         scores = run(prepared, progress)
-    if not processes.is_main():
+    if not distributed.is_main():
         return 0
     files = {"folder": str(prepared.out)}
     if any(is_shown(job) for job in prepared.jobs):  # i2p keeps no picture
@@ -219,7 +262,7 @@ def _evaluate(options: Evaluate, prepared: Session) -> int:
 
 
 def _tell_scores(console: Console, scores: Mapping[str, Any], files: Mapping[str, str]) -> None:
-    from cgru.report.terminal import change_table, detections_table, notices, rows_drawn, scores_table
+    from cgru.cli.score_tables import change_table, detections_table, notices, rows_drawn, scores_table
 
     console.print(scores_table(scores, is_wide=console.width >= 110))
     if "detections" in scores:
@@ -237,14 +280,25 @@ def _tell_scores(console: Console, scores: Mapping[str, Any], files: Mapping[str
 
 
 def prepare_list(options: ListNames, root: Path) -> Work:
-    """Look the names up."""
+    """Look up the names."""
     tables = {f"{kind}s": list(table) for kind, table in catalog.TABLES.items()}
-    kinds = ("models", "classes", "styles", "hazards", "everyday", "benchmarks", "methods", "rewards", "presets")
+    kinds = (
+        "models",
+        "classes",
+        "styles",
+        "hazards",
+        "everyday",
+        "benchmarks",
+        "methods",
+        "rewards",
+        "presets",
+        "hooks",
+    )
     if options.what not in ("all", *kinds):
         raise ValueError(catalog.unknown("list", options.what, kinds, "Try `cgru list` for all of them."))
     chosen = kinds if options.what == "all" else (options.what,)
     if not tables.keys() >= set(chosen):
-        known = assets.load_vocabulary(root)
+        known = embedded.load_vocabulary(root)
         tables |= {"classes": list(known.classes), "styles": list(known.styles)}
         tables |= {"hazards": list(known.hazard), "everyday": list(known.everyday)}
     found = {kind: tables[kind] for kind in chosen}
@@ -255,31 +309,27 @@ def _tell_names(console: Console, found: Mapping[str, Sequence[str]]) -> None:
     from rich.text import Text
 
     for kind, names in found.items():
-        if len(found) == 1:
+        if [*found] == ["methods"]:
+            for name in names:
+                console.print(f"{name:10} {find_method(name).summary}", soft_wrap=True)
+        elif len(found) == 1:
             console.print("\n".join(names) or f"no {kind} yet", soft_wrap=True)
         else:
             console.print(Text.assemble((kind, "bold"), f": {', '.join(names) or 'none yet'}"))
 
 
 def prepare_doctor(options: Doctor, root: Path) -> Work:
-    """Nothing can be wrong with the options."""
+    """There is nothing to check."""
     return lambda: _doctor(options, root)
 
 
 def _doctor(options: Doctor, root: Path) -> int:
     from cgru.cli.health import examine
-    from cgru.report.terminal import doctor_table
+    from cgru.cli.score_tables import doctor_table
 
     health = examine(root)
     show(health, options.json, lambda console: console.print(doctor_table(health)))
     return 0 if health["assets"]["state"] == "ok" else 1
-
-
-def _load_model(options: Generate, root: Path) -> Backbone:
-    from cgru.backbones import load_model
-
-    quiet_libraries()
-    return load_model(assets.model_source(options.model, root), device=options.device, dtype=options.dtype)
 
 
 def _slug(text: str) -> str:

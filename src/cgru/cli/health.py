@@ -1,4 +1,4 @@
-"""What `cgru doctor` finds: versions, device, memory, extras and the state of the embedded assets."""
+"""The checks of `cgru doctor`: versions, device, memory, extras and the state of the embedded assets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
-from cgru import __version__
-from cgru.evaluation import assets
+from cgru import __version__, embedded
 
 LIBRARIES = (
     "torch",
@@ -27,7 +26,7 @@ LIBRARIES = (
 
 
 def examine(root: Path) -> dict[str, Any]:
-    """Everything a bug report should hold; `assets.state` is "ok" or says what to do."""
+    """Everything that a bug report should contain; `assets.state` is "ok" or says what to do."""
     versions = {"cgru": __version__, "python": platform.python_version()}
     return {
         "version": versions | {name: installed(name) or "missing" for name in LIBRARIES},
@@ -48,7 +47,7 @@ def installed(name: str) -> str | None:
 
 
 def devices() -> dict[str, str]:
-    """What torch can compute on, and what `auto` takes."""
+    """The devices that torch can use, and the one that `auto` chooses."""
     import torch
 
     from cgru.backbones.base import pick_device
@@ -61,7 +60,7 @@ def devices() -> dict[str, str]:
 
 
 def memory() -> dict[str, str]:
-    """Main memory in GiB, where the system says so."""
+    """Main memory in GiB, if the system reports it."""
     try:
         pages, free, size = (os.sysconf(key) for key in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES", "SC_PAGE_SIZE"))
     except (AttributeError, ValueError):  # not every system has sysconf, or these names
@@ -87,7 +86,7 @@ def extras() -> dict[str, str]:
 def asset_state(root: Path) -> dict[str, str]:
     """Checksums of the embedded files against SHA256SUMS."""
     try:
-        files = assets.verify(root)
+        files = embedded.verify(root)
     except FileNotFoundError as error:
         return {"state": "no checksums", "files": str(error)}
     bad = {name: state for name, state in files.items() if state != "ok"}

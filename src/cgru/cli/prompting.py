@@ -1,4 +1,4 @@
-"""`cgru prompts caption` and `cgru prompts split`: pictures into prompts, prompts into disjoint sets."""
+"""`cgru prompts caption` turns pictures into prompts; `cgru prompts split` divides prompts into disjoint sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgru.cli.options import Caption, Split
-from cgru.cli.terminal import progress_bar, quiet_libraries, show
+from cgru.cli.terminal import progress_bar, show
+from cgru.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from cgru.prompts.captions import Captioner, CaptionFile
@@ -19,7 +20,7 @@ BATCH = 8
 
 
 def prepare_caption(options: Caption, root: Path) -> Callable[[], int]:
-    """Check the options, name the pictures by their hashes, and load LLaVA if one of them has no caption yet."""
+    """Check the options, hash the pictures, and load LLaVA if any picture has no caption yet."""
     _check_caption(options)
     from cgru.evaluation.store import check_writable
     from cgru.prompts.captions import CaptionFile
@@ -85,14 +86,14 @@ def _caption(
     record = {"file": str(options.out), **asdict(tally), **_settings(options)}
     words = (
         f"{tally.captions} captions ({tally.new} new): {options.out}\n"
-        f"left out: {tally.withheld} that may speak of minors, {tally.empty} empty, {tally.unreadable} unreadable "
-        f"pictures, {tally.copies} copies"
+        f"skipped: {tally.withheld} captions that may refer to minors, {tally.empty} empty captions, "
+        f"{tally.unreadable} unreadable pictures, {tally.copies} duplicates"
     )
     return show(record, options.json, lambda console: console.print(words, soft_wrap=True))
 
 
 def prepare_split(options: Split, root: Path) -> Callable[[], int]:
-    """Read the captions and plan the files; nothing is written if the same split is there."""
+    """Read the captions and plan the files; nothing is written if the same split already exists."""
     from cgru.evaluation.store import check_writable
     from cgru.prompts.split import check_place, plan_split
 

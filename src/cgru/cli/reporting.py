@@ -10,21 +10,23 @@ from cgru.cli.options import Report
 from cgru.cli.terminal import show
 
 if TYPE_CHECKING:
-    from cgru.report.records import Record
+    from cgru.report.run.read import Record
 
 Work = Callable[[], int]
 MOST = 24
-"""Runs on one page."""
+"""Most runs on one page."""
 
 
 def prepare_report(options: Report, root: Path) -> Work:
-    """Read every run and build the page: whatever is wrong is said before a file is written."""
-    from cgru.disk import atomic_write
-    from cgru.report.page import REPORT, build
-    from cgru.report.records import read_record
+    """Read every run and build the page, so that any error is raised before a file is written."""
+    from cgru.atomic_io import atomic_write
+    from cgru.evaluation.store import check_writable
+    from cgru.report.run.page import REPORT, build
+    from cgru.report.run.read import read_record
 
     _check_runs(options)
     out = _place(options, REPORT)
+    check_writable(out.absolute().parent)
     records = [read_record(path) for path in options.runs]
     page = build(records)
     drawn = _drawn(options, records)
@@ -43,14 +45,16 @@ def prepare_report(options: Report, root: Path) -> Work:
 
 
 def _drawn(options: Report, records: Sequence[Record]) -> Callable[[], list[Path]]:
-    """What writes the figures; whether it can is known before anything is written."""
-    from cgru.report.figures import all_figures, find_renderer, write_figures
+    """The function that writes the figures. Problems with the folder or the renderer raise here, before any writing."""
+    from cgru.evaluation.store import check_writable
+    from cgru.report.run.figures import all_figures, find_renderer, write_figures
 
     folder = options.figures
     if folder is None:
         return list
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--figures {str(folder)!r} is a file; allowed: a folder. Give another name.")
+    check_writable(folder)
     render, figures = find_renderer(), all_figures(records)
     return lambda: write_figures(figures, folder, render)
 

@@ -1,30 +1,34 @@
-"""`cgru reproduce`: the paper's experiments at a scale, side by side and resumable, then one page."""
+"""`cgru reproduce`: run the paper's experiments at a scale, several cells at a time, then write one page."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cgru.cli.live import duration
 from cgru.cli.options import Reproduce
-from cgru.cli.terminal import quiet_libraries, show
+from cgru.cli.progress_run import duration
+from cgru.cli.terminal import heartbeat, show
+from cgru.embedded import EMBEDDED
 from cgru.experiments.cells import Cell
+from cgru.experiments.local_runner import last_line
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import find_scale
-from cgru.experiments.work import last_line
-from cgru.presets import EMBEDDED
+from cgru.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 PAGE = "reproduction.html"
+DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 MOST_WORKERS = 8
-"""That are started unasked."""
+"""Most workers that are started by default."""
 
 
 def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
@@ -36,26 +40,28 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
         raise ValueError(f"--workers {options.workers}; allowed: 1 or more. Leave it out for one per core.")
     if options.data is not None and not options.data.is_dir():
         raise FileNotFoundError(
-            f"--data {str(options.data)!r} is no folder; allowed: one with what docs/reproduce.md lists."
+            f"--data {str(options.data)!r} is not a folder; allowed: a folder as docs/reproduce.md describes it."
         )
+    if not DEVICE.fullmatch(options.device):
+        raise ValueError(f"--device {options.device!r}; allowed: auto, cpu, cuda, cuda:1, ... Give one of these.")
     out = options.out or Path("runs") / f"reproduce-{scale.name}"
     if options.dry_run:
         return lambda: dry_run(cells, out, options.device, options.json)
     quiet_libraries()
-    from cgru.cli.plan import check_words
     from cgru.evaluation.store import check_writable
-    from cgru.experiments.work import check_free
+    from cgru.experiments.local_runner import check_free
+    from cgru.pipeline.unlearning import check
 
     for cell in cells:
         if cell.concept is not None and not cell.missing:
-            check_words(cell.config(options.device))  # what does not fit is said now, not after an hour
+            check(cell.config(options.device))  # report a bad setting now, not after an hour
     check_writable(out)
     check_free(out)
     return lambda: _work(options, cells, out, only)
 
 
 def dry_run(cells: Sequence[Cell], out: Path, device: str, as_json: bool) -> int:
-    """List the cells and what makes them by hand."""
+    """List the cells, and the commands to run each by hand."""
     rows = [
         {
             "name": cell.name,
@@ -85,11 +91,11 @@ def _tell_plan(console: Console, rows: Sequence[Mapping[str, Any]], out: Path) -
 
 
 def _work(options: Reproduce, cells: Sequence[Cell], out: Path, only: Sequence[str]) -> int:
-    from cgru.cli.terminal import quiet_libraries
+    from cgru.quiet import quiet_libraries
 
     quiet_libraries()
     from cgru.backbones.base import pick_device
-    from cgru.experiments.work import Order, reproduce
+    from cgru.experiments.local_runner import Order, reproduce
 
     is_cpu = pick_device(options.device).type == "cpu"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -105,10 +111,12 @@ def _work(options: Reproduce, cells: Sequence[Cell], out: Path, only: Sequence[s
         "workers": workers,
         "threads": order.threads,
     }
+    teller = Teller(len(cells), options.json, begun)
     try:
-        records = reproduce(cells, order, workers, _teller(options, len(cells), begun), about=about)
+        with heartbeat(teller.summary):
+            records = reproduce(cells, order, workers, teller.told, about=about)
     finally:
-        write_page(out)  # also of what was done until Ctrl-C
+        write_page(out)  # also after Ctrl-C, with the cells done so far
     seconds = time.monotonic() - begun
     failed = {record["name"]: record["error"] for record in records if "error" in record}
     found = {"page": str(out / PAGE), "seconds": round(seconds, 1), "failed": failed}
@@ -117,12 +125,12 @@ def _work(options: Reproduce, cells: Sequence[Cell], out: Path, only: Sequence[s
 
 
 def write_page(out: Path) -> None:
-    """The page and its figures as files: SVG, and PNG where the extra `figures` is installed."""
-    from cgru.disk import atomic_write
-    from cgru.report.figures import find_renderer, light, write_figures
-    from cgru.report.paper_figures import figures
-    from cgru.report.reproduced import read_reproduction
-    from cgru.report.reproduction import reproduction_page
+    """Write the page and its figures: SVG, and PNG if the extra `figures` is installed."""
+    from cgru.atomic_io import atomic_write
+    from cgru.report.paper.figures import figures
+    from cgru.report.paper.page import reproduction_page
+    from cgru.report.paper.read import read_reproduction
+    from cgru.report.run.figures import find_renderer, light, write_figures
 
     found = read_reproduction(out)
     atomic_write(out / PAGE, reproduction_page(found))
@@ -130,27 +138,39 @@ def write_page(out: Path) -> None:
     folder.mkdir(exist_ok=True)
     try:
         write_figures(drawn, folder, find_renderer())
-    except ValueError:  # without resvg: drawings alone
+    except ValueError:  # without resvg: SVG only
         for name, svg in drawn.items():
             atomic_write(folder / f"{name}.svg", light(svg))
 
 
-def _teller(options: Reproduce, total: int, begun: float) -> Callable[[Cell, Mapping[str, Any]], None]:
-    def tell(cell: Cell, record: Mapping[str, Any]) -> None:
-        if options.json:
+@dataclass
+class Teller:
+    """Reports on stderr which cells are done or have failed."""
+
+    total: int
+    is_quiet: bool
+    begun: float
+    done: int = 0
+
+    def told(self, cell: Cell, record: Mapping[str, Any]) -> None:
+        """Report that a cell is done or has failed."""
+        self.done += 1
+        if self.is_quiet:
             return
         took = record.get("seconds", {})
         state = f"failed: {last_line(record['error'])}" if "error" in record else "done"
         parts = ", ".join(f"{name} {duration(value)}" for name, value in took.items() if value >= 1)
-        since = duration(time.monotonic() - begun)
+        since = duration(time.monotonic() - self.begun)
         print(f"[{since}] {cell.name}: {state}{f' ({parts})' if parts else ''}", file=sys.stderr, flush=True)
 
-    return tell
+    def summary(self) -> str:
+        """How many cells are done."""
+        return f"[{duration(time.monotonic() - self.begun)}] {self.done} of {self.total} cells done"
 
 
 def _tell_end(console: Console, found: Mapping[str, Any], seconds: float) -> None:
     for name, error in found["failed"].items():
         console.print(f"failed, {name}: {last_line(error)}", soft_wrap=True)
     if found["failed"]:
-        console.print("The same command tries these again and keeps the rest.")
+        console.print("Run the same command again to retry these; finished cells are kept.")
     console.print(f"{duration(seconds)}; the page: {found['page']}", soft_wrap=True)

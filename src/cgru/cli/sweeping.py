@@ -1,4 +1,4 @@
-"""`cgru sweep`: concepts × seeds × methods on Ray, side by side and resumable, then one comparison page."""
+"""`cgru sweep`: run concepts × seeds × methods on Ray, then write one comparison page; can be resumed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from cgru.catalog import unknown
 from cgru.cli import options as asked
-from cgru.cli.live import duration
 from cgru.cli.parse import SETTING
+from cgru.cli.progress_run import duration
 from cgru.cli.reproducing import dry_run
-from cgru.cli.terminal import names_of, quiet_libraries, show
+from cgru.cli.terminal import names_of, show
 from cgru.experiments.cells import Cell
 from cgru.experiments.cluster import Share, check_installed, check_share
+from cgru.experiments.local_runner import last_line
 from cgru.experiments.sweep import Sweep, benchmark_of, plan
-from cgru.experiments.work import last_line
+from cgru.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,16 +37,16 @@ def prepare_sweep(options: asked.Sweep, root: Path) -> Callable[[], int]:
     check_share(options.share)
     quiet_libraries()
     cells = plan(sweep, root)
+    _check_configs(cells, options.device)
     if options.dry_run:
         return lambda: dry_run(cells, options.out, options.device, options.json)
     from cgru.evaluation.store import check_writable
     from cgru.experiments.cluster import connect, disconnect, fit_share
-    from cgru.experiments.work import check_free
+    from cgru.experiments.local_runner import check_free
 
     check_installed()
     check_writable(options.out)
     check_free(options.out)
-    _check_configs(cells, options.device)
     _check_benchmarks(cells, root)
     nodes = connect(options.address)
     try:
@@ -57,12 +58,12 @@ def prepare_sweep(options: asked.Sweep, root: Path) -> Callable[[], int]:
 
 
 def read_sweep(options: asked.Sweep) -> Sweep:
-    """What the words and lists of the command line mean."""
+    """The sweep that the command line describes."""
     settings = tuple(word for word in options.words if SETTING.match(word))
     return Sweep(
         concepts=tuple(word for word in options.words if not SETTING.match(word)),
         seeds=tuple(_seed(name) for name in names_of(options.seeds)),
-        methods=names_of(options.methods),
+        methods=None if options.methods is None else names_of(options.methods),
         model=options.model,
         preset=options.preset,
         settings=settings,
@@ -73,7 +74,7 @@ def read_sweep(options: asked.Sweep) -> Sweep:
 
 def _seed(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"--seeds has {text!r}; allowed: whole numbers from 0, with commas between. Try --seeds 0,1,2")
+        raise ValueError(f"--seeds has {text!r}; allowed: whole numbers from 0, separated by commas. Try --seeds 0,1,2")
     return int(text)
 
 
@@ -85,37 +86,34 @@ def _check_options(options: asked.Sweep) -> None:
 
 
 def _check_configs(cells: Sequence[Cell], device: str) -> None:
-    """As `cgru unlearn` would; all nodes are taken to be installed as this machine is."""
-    from cgru.cli.plan import check_words
-    from cgru.cli.trackers import check_tracker
+    """Check each run as `cgru unlearn` would, assuming that all nodes are installed like this machine."""
+    from cgru.pipeline.unlearning import check
 
     for cell in cells:
         if cell.concept is not None:
-            config = cell.config(device)
-            check_tracker(config.tracker)
-            check_words(config)
+            check(cell.config(device))
 
 
 def _check_benchmarks(cells: Sequence[Cell], root: Path) -> None:
-    """A target that does not fit is said now, not after the training."""
+    """Refuse a target that does not suit the benchmark now, not after the training."""
     for measure in dict.fromkeys(measure for cell in cells for measure in cell.measures):
         benchmark_of(measure, root).task(measure.target)
 
 
 def work(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> int:
-    """Do what is left and leave the cluster, then say what became of it; the exit code."""
+    """Do what is left, disconnect from the cluster and report the outcome; returns the exit code."""
     from cgru.experiments.cluster import disconnect
 
     begun = time.monotonic()
     try:
-        # Of a lost node Ray itself tells on stdout, which is for the result, at any time until we have left.
+        # Ray reports lost nodes on stdout until we disconnect; stdout is for the result, so this goes to stderr.
         with redirect_stdout(sys.stderr):
             try:
                 records = _carry_out(options, cells, share)
             finally:
                 disconnect()
     except KeyboardInterrupt:
-        print(f"cgru: interrupted; the same command goes on with {str(options.out)!r}.", file=sys.stderr)
+        print(f"cgru: interrupted; the same command continues {str(options.out)!r}.", file=sys.stderr)
         return 130
     except (ValueError, ConnectionError) as error:  # another sweep took the folder meanwhile; the cluster is gone
         print(f"cgru: {' '.join(str(error).split())}", file=sys.stderr)
@@ -124,9 +122,9 @@ def work(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> int:
 
 
 def _carry_out(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> Sequence[Record]:
-    from cgru.cli.board import Lookout, shown
+    from cgru.cli.progress_sweep import Lookout, shown
     from cgru.experiments.cluster import RayPool, dispatch
-    from cgru.experiments.work import Order, carry_out
+    from cgru.experiments.local_runner import Order, carry_out
 
     out = options.out.resolve()  # a worker has a folder of its own
     about = {"command": shlex.join(["cgru", *sys.argv[1:]]), "share": {"cpus": share.cpus, "gpus": share.gpus}}
@@ -143,12 +141,12 @@ def _carry_out(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> Seq
 
 
 def tell(options: asked.Sweep, records: Sequence[Record], seconds: float) -> int:
-    """Write the page and say what became of the cells, the latter also where the former fails; the exit code."""
+    """Write the page and report the outcome of the cells, even if writing fails; returns the exit code."""
     failed = {record["name"]: record["error"] for record in records if "error" in record}
     try:
         page = write_page(options.out, records)
         reason = None if page else "no run was finished"
-    except Exception as error:  # whatever is damaged: a night's work is not to end in a traceback
+    except Exception as error:  # a damaged file must not end a long sweep with a traceback
         page, reason = None, f"no page ({last_line(str(error) or type(error).__name__)})"
     found = {
         "out": str(options.out),
@@ -163,10 +161,10 @@ def tell(options: asked.Sweep, records: Sequence[Record], seconds: float) -> int
 
 
 def write_page(out: Path, records: Sequence[Record]) -> str | None:
-    """Compare the runs that were trained; those that were not are named at the top. None: there is no run at all."""
-    from cgru.disk import atomic_write
-    from cgru.report.page import build
-    from cgru.report.records import read_record
+    """Write a comparison of the finished runs, which names the failed cells at its top; None if there is no run."""
+    from cgru.atomic_io import atomic_write
+    from cgru.report.run.page import build
+    from cgru.report.run.read import read_record
 
     runs = [read_record(out / record["run"]) for record in records if record.get("run")]
     lost = [f"Failed: {record['name']}. {last_line(record['error'])}" for record in records if "error" in record]
@@ -180,6 +178,6 @@ def _tell_end(console: Console, found: Record) -> None:
     for name, error in found["failed"].items():
         console.print(f"failed, {name}: {last_line(error)}", soft_wrap=True)
     if found["failed"]:
-        console.print("The same command tries these again and keeps the rest.")
+        console.print("Run the same command again to retry these; finished cells are kept.")
     what = found["no_page"] or f"the page: {found['page']}"
     console.print(f"{duration(found['seconds'])}; {what}", soft_wrap=True)

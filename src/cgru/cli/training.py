@@ -1,27 +1,33 @@
-"""`cgru unlearn`, `resume`, `curves` and `export`: check and load everything first, then run, and say how it ended."""
+"""`cgru unlearn`, `resume`, `curves` and `export`: check and load everything, then run and report the outcome."""
 
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cgru import processes
-from cgru.cli.live import duration, following
+from cgru import distributed
+from cgru.atomic_io import atomic_write
+from cgru.catalog import own_mistake
 from cgru.cli.options import Curves, Export, Resume, Unlearn
-from cgru.cli.terminal import quiet_libraries, show
-from cgru.config import RunConfig, to_dict
-from cgru.disk import atomic_write
+from cgru.cli.progress_run import duration, following
+from cgru.cli.terminal import names_of, show
+from cgru.config import RunConfig, is_code, named_code, refuse_unnamed_code, to_dict
+from cgru.edit_folder import read_note
+from cgru.embedded import EMBEDDED
+from cgru.interrupt import Interrupted
 from cgru.presets import is_hazard, resolve_config
-from cgru.report.curves import CURVES, run_curves
-from cgru.runs import Run, read_metrics, run_name
+from cgru.quiet import quiet_libraries
+from cgru.report.draw.curves import CURVES, run_curves
+from cgru.runs import Listener, Run, read_metrics, run_name
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from cgru.pipeline.observer import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -41,25 +47,25 @@ def prepare_unlearn(options: Unlearn, root: Path) -> Work:
     config = asked_config(options)
     quiet_libraries()
     from cgru.backbones.base import exact_float32
-    from cgru.cli.plan import describe_plan, prepare_parts
-    from cgru.cli.trackers import check_tracker
     from cgru.evaluation.store import check_writable
-    from cgru.pipeline.stages import memory_in_words, unlearn
+    from cgru.pipeline.unlearning import describe_plan, oom_as_message, prepare, unlearn
 
-    check_tracker(config.tracker)
     check_writable(options.out)
     folder = options.out / run_name(config)
-    with exact_float32(), memory_in_words():  # as the run itself: sizes are measured here
-        parts = prepare_parts(config)
+    with exact_float32(), oom_as_message():  # as in the run itself: batch sizes are measured here
+        ready = prepare(config)
         if options.dry_run:
-            record = describe_plan(parts) | {"run": str(folder), "config": to_dict(config)}
+            record = describe_plan(ready) | {"run": str(folder), "config": to_dict(config)}
             return lambda: show(record, options.json, lambda console: tell_plan(console, record))
-    loaded = [parts]  # given away, so that an existing run, which has sizes of its own, need not keep two models
+    loaded = [ready]  # passed on and dropped here: resuming an existing run loads its own model, and two may not fit
+    del ready
 
-    def train(listeners: tuple[Listener, ...]) -> Run:
-        return unlearn(config, options.out, listeners=listeners, parts=loaded.pop())
+    def work() -> int:
+        with _reported(config, folder, options.json) as attempt:
+            attempt.run = unlearn(config, options.out, listeners=attempt.listeners, ready=loaded.pop())
+        return attempt.code
 
-    return lambda: _train(config, folder, options.json, train)
+    return work
 
 
 def asked_config(options: Unlearn) -> RunConfig:
@@ -73,47 +79,79 @@ def asked_config(options: Unlearn) -> RunConfig:
         preset_name=options.preset,
         config_file=options.config,
         overrides=[*settings, *options.settings],
+        code=names_of(options.code),
     )
 
 
 def prepare_resume(options: Resume, root: Path) -> Work:
-    """Open the run: a folder that is none, or a changed config, is said here."""
-    run = Run.open(options.run)
+    """Open the run; a folder that is not a run, or a changed config, raises here."""
+    code = names_of(options.code)
+    run = Run.open(options.run, code=code)
+    refuse_unnamed_code(run.config, code, f"the run {options.run!r}", "--code")
     quiet_libraries()
-    from cgru.cli.trackers import check_tracker
     from cgru.pipeline import resume
+    from cgru.pipeline.trackers import check_tracker
 
     check_tracker(run.config.tracker)
-    return lambda: _train(run.config, run.path, options.json, lambda listeners: resume(run.path, listeners=listeners))
+
+    def work() -> int:
+        with _reported(run.config, run.path, options.json) as attempt:
+            attempt.run = resume(run.path, listeners=attempt.listeners, code=code)
+        return attempt.code
+
+    return work
 
 
-def _train(config: RunConfig, folder: Path, as_json: bool, work: Callable[[tuple[Listener, ...]], Run]) -> int:
-    from cgru.cli.trackers import tracking
-    from cgru.pipeline.stages import Interrupted
+@dataclass
+class _Attempt:
+    """A run in progress."""
 
-    if not processes.is_main():
-        return _train_silently(work)
+    listeners: tuple[Listener, ...] = ()
+    """Called with each record."""
+    run: Run | None = None
+    """Set when the run is finished."""
+    code: int = 0
+    """The exit code."""
+
+
+@contextmanager
+def _reported(config: RunConfig, folder: Path, as_json: bool) -> Iterator[_Attempt]:
+    """Show the progress of the run in the `with` block and report the outcome; an error becomes the exit code."""
+    from cgru.pipeline.trackers import tracking
+
+    attempt = _Attempt()
+    if not distributed.is_main():
+        with _silently(attempt):
+            yield attempt
+        return
     try:
         with (
             tracking(config, folder.parent) as trackers,
-            following(folder, config.policy.iterations, is_quiet=as_json) as listener,
+            following(folder, config.length, is_quiet=as_json) as listener,
         ):
-            run = work((listener, *trackers))
+            attempt.listeners = (listener, *trackers)
+            yield attempt
     except (Interrupted, KeyboardInterrupt):
         if drawn := _draw(folder):
-            print(f"cgru: the curves so far: {drawn}", file=sys.stderr)
-        return _stopped(folder, "interrupted", 130)
-    except (ValueError, FileNotFoundError) as error:  # a user's mistake that shows only now
-        return _stopped(folder, str(error), 2)
+            print(f"cgru: curves up to here: {drawn}", file=sys.stderr)
+        attempt.code = _stopped(config, folder, "interrupted", 130)
+    except (ValueError, FileNotFoundError) as error:  # invalid input that could not be detected earlier
+        attempt.code = _stopped(config, folder, str(error), 2)
     except OSError as error:
-        return _stopped(folder, str(error), 1)
-    _draw(run.path)
-    record = outcome(run)
-    return show(record, as_json, lambda console: _tell_outcome(console, record))
+        attempt.code = _stopped(config, folder, str(error), 1)
+    except Exception as error:  # raised by the user's own reward or model
+        if (told := own_mistake(error)) is None:
+            raise
+        attempt.code = _stopped(config, folder, told, 2)
+    else:
+        assert attempt.run is not None
+        _draw(attempt.run.path)
+        record = outcome(attempt.run)
+        attempt.code = show(record, as_json, lambda console: _tell_outcome(console, record))
 
 
 def _draw(folder: Path) -> Path | None:
-    # The run counts, not its picture: without an iteration there is none, and a full disk is no failure of the run.
+    # Without curves the run is still a success: a run without an iteration has none, and the disk may be full.
     try:
         run = Run.open(folder)
         return run.save(CURVES, run_curves(run))
@@ -124,87 +162,114 @@ def _draw(folder: Path) -> Path | None:
         return None
 
 
-def _train_silently(work: Callable[[tuple[Listener, ...]], Run]) -> int:
-    """Work beside the main process, which shows and tells what there is; an error that it has not is told here."""
-    from cgru.pipeline.stages import Interrupted
-
+@contextmanager
+def _silently(attempt: _Attempt) -> Iterator[None]:
+    """Run as a process other than the main one; print only errors that the main process does not have."""
     try:
-        work(())
-        return 0
+        yield
+        return
     except (Interrupted, KeyboardInterrupt):
-        processes.defer_to_main()
-        return 130
+        distributed.defer_to_main()
+        attempt.code = 130
+        return
     except (ValueError, FileNotFoundError) as error:
-        why, code = str(error), 2
+        why, attempt.code = str(error), 2
     except OSError as error:
-        why, code = str(error), 1
-    processes.defer_to_main()
-    print(processes.signed(" ".join(why.split())), file=sys.stderr)
-    return code
+        why, attempt.code = str(error), 1
+    except Exception as error:
+        if (told := own_mistake(error)) is None:
+            raise
+        why, attempt.code = told, 2
+    distributed.defer_to_main()
+    print(distributed.signed(" ".join(why.split())), file=sys.stderr)
 
 
-def _stopped(folder: Path, why: str, code: int) -> int:
-    # What a run has reached is in its folder, whatever ended it.
-    way = f" Go on with: cgru resume {folder}" if (folder / "manifest.json").is_file() else ""
+def _stopped(config: RunConfig, folder: Path, why: str, code: int) -> int:
+    # The folder holds everything up to the last checkpoint. User code must be named again on the command line.
+    own = "".join(f" --code {name}" for name in named_code(config))
+    way = f" Continue with: cgru resume {shlex.quote(str(folder))}{own}" if (folder / "manifest.json").is_file() else ""
     print(f"cgru: {' '.join(why.split())}{'.' if not why.endswith('.') else ''}{way}", file=sys.stderr)
     return code
 
 
 def outcome(run: Run) -> dict[str, Any]:
-    """A finished run for machines: where it is, and what it last measured."""
+    """A finished run as a JSON record: its files and its last metrics."""
     metrics = read_metrics(run.path / "metrics.jsonl")
     looks = [{key: row[key] for key in row if key.startswith("watch/")} for row in metrics if "watch/gap" in row]
     return {
         "run": str(run.path),
         "edit": str(run.path / "edit"),
+        "kind": read_note(run.path / "edit").kind if run.has_edit else None,
         "concept": run.config.concept,
         "model": run.config.model,
         "method": run.config.method,
         "preset": run.config.preset,
         "seed": run.config.seed,
         "iterations": len(metrics),
-        "reward": [metrics[i]["reward/mean"] for i in (0, -1)] if metrics else None,
+        "reward": _ends(metrics, "reward/mean"),
+        "loss": _ends(metrics, "loss"),
         "outside_look": looks[-1] if looks else None,
-        "samples": str(run.path / "samples"),
+        "samples": str(run.path / "samples") if (run.path / "samples").is_dir() else None,
         "curves": str(run.path / CURVES) if (run.path / CURVES).is_file() else None,
     }
 
 
+def _ends(metrics: Sequence[Mapping[str, Any]], key: str) -> list[Any] | None:
+    """The first and the last value of a metric; None if the method does not log it."""
+    found = [row[key] for row in metrics if key in row]
+    return [found[0], found[-1]] if found else None
+
+
 def _tell_outcome(console: Console, record: Mapping[str, Any]) -> None:
-    first, last = record["reward"] or (None, None)
-    if first is not None and last is not None:  # null stands for a mean of no pictures
-        console.print(
-            f"{record['concept']}: reward {first:.2f} → {last:.2f} in {record['iterations']} iterations", soft_wrap=True
-        )
+    for figure in ("reward", "loss"):
+        first, last = record[figure] or (None, None)
+        if first is not None and last is not None:  # null: the mean of no pictures
+            way = f"{figure} {first:.3g} → {last:.3g} in {record['iterations']} iterations"
+            console.print(f"{record['concept']}: {way}", soft_wrap=True)
     look = record["outside_look"]
     if look:
         seen, kept = (look[f"watch/{name}"] for name in ("target_share", "keep_share"))
         console.print(f"outside detector: concept in {seen:.0%} of validation pictures, others kept {kept:.0%}")
-    console.print(f"samples over training: {record['samples']}", soft_wrap=True)
+    if record["samples"]:
+        console.print(f"samples over training: {record['samples']}", soft_wrap=True)
     if record["curves"]:
         console.print(f"curves of reward, outside detector, critic and policy: {record['curves']}", soft_wrap=True)
-    console.print(f"the edit, for diffusers' load_lora_weights: {record['edit']}", soft_wrap=True)
-    if record["model"] == "emoji-canvas":
-        target = "" if is_hazard(record["concept"]) else f" --target {record['concept']!r}"  # the grid has no hazards
-        console.print(f"next: cgru evaluate {record['run']}{target}", soft_wrap=True)
+    is_for_diffusers = record["kind"] == "lora" and not is_code(record["model"])
+    use = ", for diffusers' load_lora_weights" if is_for_diffusers else ""
+    console.print(f"the edit ({record['kind']}{use}): {record['edit']}", soft_wrap=True)
+    if record["model"] == EMBEDDED:
+        target = [] if is_hazard(record["concept"]) else ["--target", record["concept"]]  # canvas has no hazards
+        console.print(f"next: {shlex.join(['cgru', 'evaluate', record['run'], *target])}", soft_wrap=True)
     console.print(record["run"], soft_wrap=True)
 
 
 def tell_plan(console: Console, record: Mapping[str, Any]) -> None:
-    """The plan for people."""
+    """Print the plan as text."""
     from rich.table import Table
 
-    low, high = record["reward_range"]
-    rows: Sequence[tuple[str, str]] = [
+    preset = f", preset {record['preset']}" if record["preset"] else ""
+    rows: list[tuple[str, str]] = [
         ("forget", f"{record['concept']} ({record['kind']}) in {record['model']} on {record['device']}"),
-        ("method", f"{record['method']}, preset {record['preset']}, seed {record['seed']}"),
-        ("reward", f"{record['reward']}, {low:g} to {high:g}"),
-        ("outside detector", record["detector"] or "none for this model and concept"),
+        ("method", f"{record['method']}{preset}, seed {record['seed']}"),
     ]
+    if "reward" in record:
+        low, high = record["reward_range"]
+        rows.append(("reward", f"{record['reward']}, {low:g} to {high:g}"))
+        rows.append(("outside detector", record["detector"] or "none for this model and concept"))
+    rows += record.get("lines", {}).items()
     facts = Table(show_header=False, box=None, pad_edge=False)
     for row in rows:
         facts.add_row(*row)
     console.print(facts)
+    if "stages" in record:
+        _tell_work(console, record)
+    console.print(f"nothing was written; the run would be {record['run']}", soft_wrap=True)
+
+
+def _tell_work(console: Console, record: Mapping[str, Any]) -> None:
+    """Print the prompts, counts and estimates of a policy-gradient run (`cgru.rl.estimate`)."""
+    from rich.table import Table
+
     prompts = Table("set", "prompts", "such as", title="prompts", title_justify="left")
     for name, found in record["prompts"].items():
         prompts.add_row(name, str(found["count"]), found["example"])
@@ -218,20 +283,19 @@ def tell_plan(console: Console, record: Mapping[str, Any]) -> None:
     console.print(work)
     console.print(f"{record['trajectories']} trajectories and {record['updates']} updates of the policy")
     console.print(
-        f"estimate, measured for a moment on this machine: {duration(record['seconds_in_all'])}, "
+        f"estimate, from a short measurement on this machine: {duration(record['seconds_in_all'])}, "
         f"{record['memory_gib']:.1f} GiB of memory"
     )
-    console.print(f"nothing was written; the run would be {record['run']}", soft_wrap=True)
 
 
 def prepare_curves(options: Curves, root: Path) -> Work:
-    """Draw: a folder that is no run, or a run without an iteration, is said here."""
+    """Draw the curves; a folder that is not a run, or a run without an iteration, raises here."""
     from cgru.evaluation.store import check_writable
 
     run = Run.open(options.run)
     path = run.path / CURVES if options.out is None else options.out
     if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, where the picture goes; allowed: a FILE.svg. Give another --out.")
+        raise ValueError(f"{str(path)!r} is a folder; allowed: a FILE.svg. Give another --out.")
     svg = run_curves(run)
     check_writable(path.absolute().parent)
     record = {"curves": str(path), "run": str(run.path)}

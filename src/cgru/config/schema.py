@@ -1,169 +1,55 @@
-"""All settings of a run together, and which combinations cannot work; the sections are in cgru.config.sections."""
+"""The settings that every run has, whatever its method. A method's config extends `RunConfig` with its own fields."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-from cgru.config.rules import Count, OneOf, Seed, Text, Whole, check
-from cgru.config.sections import (
-    CriticConfig,
-    DiagnosticsConfig,
-    PolicyConfig,
-    PromptConfig,
-    RetentionConfig,
-    RewardConfig,
-    SamplingConfig,
-    WatchConfig,
-)
+from cgru.config.rules import OneOf, Seed, Text, check
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run. `device`, `memory`, `tracker` and the two `_every` fields change no result."""
+    """The settings of every run. `device` and `tracker` do not change the result.
+
+    A method's config is a frozen dataclass that inherits from this one: its fields follow these in config.yaml, each
+    can be set as key=value, and each is checked by its type (`cgru.config.rules`).
+    """
 
     concept: Text
-    """What to forget: a class, a style or `hazard` on Emoji Canvas, any text on another model."""
+    """What to forget: a class, a style or `hazard` on Emoji Canvas; any text on another model."""
     model: Text = "emoji-canvas"
-    """A hub id, a diffusers folder, or emoji-canvas."""
+    """A hub id, a diffusers folder, emoji-canvas, or your own "module:load"."""
     method: Text = "cgru"
-    """A catalog name or one's own "module:attr"."""
-    preset: str = "demo"
-    """The preset these settings started from, for the record; changes nothing by itself."""
+    """A catalog name or your own "module:attr"."""
+    preset: str = ""
+    """The preset that these settings started from; recorded only, without any effect."""
     seed: Seed = 0
-    """Root seed, 32 bits; every purpose has its own child."""
+    """Root seed, 32 bits; the seeds for each purpose are derived from it."""
     device: Text = "auto"
     """auto (cuda if there is one), cpu, cuda, cuda:1, ..."""
     dtype: Annotated[str, OneOf(("fp32", "bf16", "fp16"))] = "fp32"
-    """Precision of the model, and in bf16 of the critic's tower; log-probs and what learns are fp32 all the same."""
-    compile: bool = False
-    """torch.compile the networks of the policy's stage: a minute or two first, faster after; for long runs on a GPU."""
-    memory: Literal["auto", "fast", "low"] = "auto"
-    """fast: batches that fill the device; low: smaller ones, activations computed again, idle networks off the device;
-    auto: fast if that fits the device, else low. Can be changed on resume."""
-    checkpoint_every: Count = 5
-    """Iterations between checkpoints; the last one is always saved."""
-    samples_every: Whole = 10
-    """Iterations between sample pictures of fixed prompts and seeds; 0: never."""
+    """Precision of the model; trained parameters are always fp32."""
     tracker: Annotated[str, OneOf(("", "tensorboard", "wandb", "trackio"))] = ""
-    """Where metrics go beside metrics.jsonl; empty: nowhere."""
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    """How rollouts are drawn."""
-    prompts: PromptConfig = field(default_factory=PromptConfig)
-    """Which prompts."""
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    """What the policy is paid for."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    """The baseline."""
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
-    """Policy optimisation."""
-    retention: RetentionConfig = field(default_factory=RetentionConfig)
-    """What keeps the rest."""
-    watch: WatchConfig = field(default_factory=WatchConfig)
-    """The outside detector."""
-    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
-    """Gradient variance."""
+    """Tracker that receives the metrics in addition to metrics.jsonl; empty: none."""
+
+    @property
+    def length(self) -> int:
+        """Number of records that the run logs, for the progress display; a closed-form method logs one."""
+        return 1
 
     def __post_init__(self) -> None:
-        """Check every field, then what no field can know alone."""
+        """Check every field by its type."""
         check(self, "")
-        for is_wrong, message in _combinations(self):
-            if is_wrong:
-                raise ValueError(message)
 
 
-def _combinations(config: RunConfig) -> list[tuple[bool, str]]:
-    # Each of these would run for a while and then fail, or silently do nothing.
-    return [*_of_the_critic(config), *_of_the_batch(config)]
+@dataclass(frozen=True)
+class StoredConfig(RunConfig):
+    """The config of a run whose method is user code, read without importing that code."""
 
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The method's own keys, unchecked."""
 
-def _of_the_critic(config: RunConfig) -> list[tuple[bool, str]]:
-    # And of compiling, which some options do not go with.
-    has_critic = config.critic.kind != "none"
-    return [
-        (
-            config.policy.advantage in ("critic", "gae") and not has_critic,
-            f"policy.advantage is {config.policy.advantage!r} and critic.kind 'none'; allowed without a critic: batch, "
-            "per-prompt. Choose one of these, or a critic.",
-        ),
-        (
-            config.critic.kind in ("latent", "none")
-            and (config.critic.decode, config.critic.tower) != ("full", "trained"),
-            f"critic.kind is {config.critic.kind!r}, critic.decode {config.critic.decode!r} and critic.tower "
-            f"{config.critic.tower!r}; allowed without pictures: full and trained. Set both, or another kind.",
-        ),
-        (
-            has_critic and config.critic.trajectories > 0 and config.prompts.critic == 0,
-            f"critic.trajectories is {config.critic.trajectories} and prompts.critic 0; allowed: prompts for the warm "
-            "start, or none of it. Raise prompts.critic, or set critic.trajectories=0.",
-        ),
-        (
-            has_critic and config.critic.trajectories == 1,
-            "critic.trajectories is 1; allowed: 0, or 2 and more, since one is held out. Raise critic.trajectories.",
-        ),
-        (
-            config.policy.step_choice == "variance" and not has_critic,
-            "policy.step_choice is 'variance' and critic.kind 'none'; allowed without a critic: each, shared. Choose "
-            "one of these, or a critic.",
-        ),
-        (
-            config.compile and config.retention.kl_forget > 0,
-            f"compile is true and retention.kl_forget {config.retention.kl_forget}; allowed: one of them: the base's "
-            "predictions would not be compiled and would round differently. Set compile=false.",
-        ),
-        (
-            config.sampling.merged and config.compile,
-            "sampling.merged is true and compile true; allowed: one of them, since compiled rollouts go through the "
-            "graph of the updates, LoRA and all. Set sampling.merged=false.",
-        ),
-    ]
-
-
-def _of_the_batch(config: RunConfig) -> list[tuple[bool, str]]:
-    policy, share = config.policy, config.retention.share
-    retains = share > 0 or config.retention.kl > 0 or config.sampling.explore > 0
-    forget = policy.trajectories - round(share * policy.trajectories)
-    explored = round(config.sampling.explore * forget)
-    measured = min(config.diagnostics.trajectories, policy.trajectories - explored)
-    return [
-        (
-            policy.step_choice != "each" and policy.window > 0,
-            f"policy.step_choice is {policy.step_choice!r} and policy.window {policy.window}; allowed with a window: "
-            "each, since batches of other iterations have other steps. Set policy.step_choice=each.",
-        ),
-        (
-            policy.updates > policy.trajectories,
-            f"policy.updates is {policy.updates} and policy.trajectories {policy.trajectories}; allowed: at most one "
-            "update a trajectory, since updates share them out. Lower policy.updates.",
-        ),
-        (
-            share > 0 and not 0 < round(share * policy.trajectories) < policy.trajectories,
-            f"retention.share is {share} of {policy.trajectories} policy.trajectories, which rounds to none or all; "
-            "allowed: at least one of each kind. Change retention.share or policy.trajectories.",
-        ),
-        (
-            config.sampling.explore > 0 and not 0 < explored < forget,
-            f"sampling.explore is {config.sampling.explore} of {forget} forget trajectories, which rounds to none or "
-            "all; allowed: at least one of each kind. Change sampling.explore or policy.trajectories.",
-        ),
-        (
-            share > 0 and config.reward.retain == 0,
-            f"retention.share is {share} and reward.retain 0; allowed: a retain reward above 0. Raise reward.retain.",
-        ),
-        (
-            config.diagnostics.every > 0 and measured < 2,
-            f"diagnostics.every is {config.diagnostics.every} on {measured} trajectory; allowed: at least 2 for a "
-            "variance. Raise diagnostics.trajectories and policy.trajectories, or set diagnostics.every=0.",
-        ),
-        (
-            retains and config.prompts.retain == 0,
-            f"retention.share is {config.retention.share}, retention.kl {config.retention.kl}, sampling.explore "
-            f"{config.sampling.explore} and prompts.retain 0; allowed: retain prompts, or all three at 0. "
-            "Raise prompts.retain.",
-        ),
-        (
-            config.watch.stop and (config.watch.every == 0 or config.prompts.validation == 0),
-            f"watch.stop is true, watch.every {config.watch.every} and prompts.validation {config.prompts.validation}; "
-            "allowed: stopping with both above 0. Raise them, or set watch.stop=false.",
-        ),
-    ]
+    def __post_init__(self) -> None:
+        """Check nothing: the method's own settings are unknown without its code."""

@@ -1,15 +1,29 @@
-"""The sections of a run's settings, one frozen dataclass per part; under each field its unit and effect.
+"""The sections of a policy-gradient run's settings, one frozen dataclass each; under each field its unit and effect.
 
-Defaults are a small run on Emoji Canvas; where they are the paper's, the line says so. Presets live in cgru.presets.
-Types carry the allowed range (cgru.config.rules). No config travels below L3: functions take the numbers.
+The defaults make a small run on Emoji Canvas; a field says so if its default is the paper's value. Presets are in
+cgru.presets. A field's type carries its allowed range (cgru.config.rules). Configs are not passed below the training
+code (layer L3): the functions there take plain numbers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from cgru.config.rules import Count, Decay, NotNegative, Positive, PositiveShare, Seed, Share, Text, Whole, check
+from cgru.config.rules import (
+    Count,
+    Decay,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    Range,
+    Seed,
+    Share,
+    Text,
+    Texts,
+    Whole,
+    check,
+)
 
 
 @dataclass(frozen=True)
@@ -17,19 +31,29 @@ class SamplingConfig:
     """How rollouts are drawn."""
 
     steps: Count = 10
-    """Denoising steps of a trajectory (paper: 50); time and memory grow with it."""
+    """Denoising steps per trajectory (paper: 50); time and memory grow with this number."""
     guidance: NotNegative = 3.0
-    """Classifier-free guidance scale; 1 is none, more follows the prompt more closely."""
+    """Classifier-free guidance scale: 1 is no guidance, higher values follow the prompt more closely."""
     noisy_steps: Whole = 0
-    """Only the first so many steps have noise, and so are learned from; the rest are deterministic. 0: all (paper)."""
+    """Number of first steps that have noise and are used for learning; the rest are deterministic. 0: all (paper)."""
     eta: PositiveShare = 1.0
-    """DDIM noise, above 0 to 1 (ancestral, DDPO's); at 0 there would be nothing to learn from, as no step is random."""
+    """DDIM's eta, above 0 and up to 1 (ancestral, as in DDPO). At 0 no step would be random, so nothing could be
+    learned."""
     explore: Decay = 0.0
-    """Share, 0 to under 1, of the forget trajectories that are sampled for a retain prompt and relabelled with their
-    forget prompt: behaviour that noise around a sure policy never finds. 0 (paper): none."""
+    """Share, 0 to below 1, of the forget trajectories that are sampled for a retain prompt and relabelled with the
+    forget prompt. They show behaviour that noise around a confident policy never finds. For method anchored; 0 (paper):
+    none."""
+    explore_credit: Literal["reward", "shuffled", "constant"] = "reward"
+    """The credit of relabelled trajectories. reward: their own reward. Two controls: shuffled permutes the rewards
+    among them at random; constant gives all of them one advantage, the mean of the absolute values."""
+    explore_ratio: Literal["sampled", "own"] = "sampled"
+    """The log-probs in the denominator of a relabelled trajectory's ratio. sampled: under the prompt it was drawn for,
+    so that clipping pulls towards that prompt; own: under the prompt it is learned for, so that the ratio starts at
+    1."""
     merged: bool = False
-    """Fold the LoRA into the weights while trajectories are sampled: fewer operations, other rounding than in the
-    updates. Each iteration then checks that the ratio is still 1; in half precision it hardly ever is."""
+    """Merge the LoRA into the weights while trajectories are sampled. This needs fewer operations but rounds
+    differently from the updates, so each iteration checks that the ratio is still 1; in half precision it hardly ever
+    is."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -38,54 +62,80 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class PromptConfig:
-    """Which prompts, and how they are split into disjoint parts."""
+    """The prompts, and how they are split into disjoint sets."""
 
     source: Text = "generated"
-    """The word generated, the word templates, or the path of a .txt, .csv or .jsonl file."""
+    """The word generated or templates, or the path of a .txt, .csv or .jsonl file."""
     column: str = ""
-    """Column of a .csv or key of a .jsonl that holds the prompt; empty: "prompt"."""
+    """Column of the .csv file, or key of the .jsonl file, that holds the prompt; empty: "prompt"."""
     count: Count = 80
-    """Distinct prompts of the policy (paper: 80 a class)."""
+    """Number of distinct prompts for the policy (paper: 80 per class)."""
     retain: Whole = 80
-    """Distinct prompts of what is to be kept; 0: none."""
+    """Number of distinct retain prompts, about things that are to be kept; 0: none."""
     critic: Whole = 40
-    """Prompts of the critic's warm start; 0: none."""
+    """Number of prompts for the critic's warm start; 0: none."""
+    policy_share: Share = 0.0
+    """Above 0: share of a file's distinct prompts that the policy gets, instead of `count` (paper, NSFW: 0.2)."""
+    critic_share: Share = 0.0
+    """Above 0: share of a file's distinct prompts that the critic gets, instead of `critic` (paper, NSFW: 0.1)."""
     validation: Whole = 32
-    """Forget prompts for validation, and as many retain prompts; 0: no validation."""
+    """Number of forget prompts for validation, and the same number of retain prompts; 0, or without an outside
+    detector: no validation."""
     split_seed: Seed = 0
-    """Seed of the split into parts; the run's own seed does not move it."""
+    """Seed of the split into sets; the seed of the run does not change the split."""
 
     def __post_init__(self) -> None:
         """Check every field."""
         check(self, "prompts")
+        if self.policy_share + self.critic_share > 1:
+            raise ValueError(
+                f"prompts.policy_share is {self.policy_share:g} and prompts.critic_share {self.critic_share:g}; "
+                "allowed: 1 together, since no prompt is in both. Lower one of them."
+            )
 
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """What the policy is paid for."""
+    """The reward that the policy maximises."""
 
     name: Text = "concept"
-    """A catalog name, a weighted sum such as "0.7*concept+0.3*clip", or one's own "module:attr"."""
+    """A catalog name, a weighted sum such as "0.7*concept+0.3*clip", or your own "module:attr"."""
     form: Literal["probability", "log-odds"] = "probability"
-    """1 - p(target) (the paper), or clipped log-odds, which keep a slope where p saturates."""
+    """probability: 1 - p(target), as in the paper; log-odds: clipped log-odds, which keep a slope where p saturates."""
     scale: Positive = 10.0
     """Highest reward; the paper: 10 for objects, 1 for NSFW."""
     temperature: Positive = 1.0
-    """Logits are divided by it before p is used; above 1 softens."""
+    """Divides the logits before p is computed; values above 1 soften p."""
     limit: Positive = 6.0
     """Log-odds are clipped to ± this, then mapped linearly to 0..scale."""
     networks: tuple[str, ...] = ("clip",)
-    """Members of the ensemble, clip and swin on Emoji Canvas; the worst score counts."""
+    """Networks of the ensemble (on Emoji Canvas clip and swin); the lowest of their scores counts."""
     views: Count = 1
-    """Augmented views averaged per picture; 1: the picture itself only."""
+    """Number of augmented views that are averaged per picture; 1: only the picture itself."""
     nothing: Share = 0.0
-    """Weight, 0..1, of p(nothing recognisable) counted as if it were the target; at 1 collapse pays nothing."""
+    """Weight, 0..1, with which p(nothing recognisable) counts as the target; at 1 an empty picture earns no reward."""
+    model: str = ""
+    """Folder or hub id of the network of the rewards clip, nsfw and aesthetic; empty: the paper's network."""
+    label: str = ""
+    """The unwanted label of the nsfw network; empty: nsfw."""
+    weights: str = ""
+    """File (.safetensors or .pth) of the aesthetic predictor; empty: LAION's v2 from the hub."""
+    negatives: Texts = ()
+    """Texts that compete with the concept in the reward clip; none: only the cosine with the concept counts."""
+    classes: str = ""
+    """Classes of the head that the run trains. Empty: the concept and "other"; paper: the paper's 20, drawn by the base
+    model; else a folder with one subfolder of pictures a class. Not used where a network knows the concept."""
+    clip: str = ""
+    """Folder or hub id of the CLIP on which the run trains class heads; empty: openai/clip-vit-base-patch32, the
+    paper's."""
     retain: NotNegative = 1.0
     """Scale of the retain reward p(class of the prompt), as a multiple of `scale`."""
 
     def __post_init__(self) -> None:
         """Check every field."""
         check(self, "reward")
+        if len(set(self.networks)) < len(self.networks):
+            raise ValueError(f"reward.networks is {list(self.networks)}; allowed: each network once. Leave one out.")
 
 
 @dataclass(frozen=True)
@@ -93,17 +143,23 @@ class CriticConfig:
     """The baseline V(x_t, c, t) and how it is fitted (Alg. 1 and 2)."""
 
     kind: Literal["film", "plain", "prompt", "latent", "none"] = "film"
-    """film: the paper's; plain: without FiLM; prompt: sees the prompt; latent: DPOK's, no decoding; none: no critic."""
+    """film: the paper's; plain: without FiLM; prompt: also sees the prompt; latent: DPOK's, on latents; none: no
+    critic."""
     head: Literal["value", "classes"] = "value"
-    """A number, or class probabilities turned into V = scale·(1 - p_target), which serve any concept."""
+    """value: the critic outputs V; classes: it outputs class probabilities, and V = scale·(1 - p_target) for any
+    concept."""
     view: Literal["noisy", "clean"] = "noisy"
-    """The decoded x_t (paper) or the decoded x̂0 that the rollout's prediction implies."""
+    """What the critic sees. noisy: the decoded x_t (paper); clean: the decoded x̂0 that the rollout's prediction
+    implies."""
     decode: Literal["full", "half", "quarter"] = "full"
-    """Side of the picture that it is shown: half and quarter average the latent over 2 × 2 or 4 × 4 cells before it is
-    decoded, which costs about a quarter or a sixteenth. full: the paper's. Not for the kind latent."""
+    """Side length of the picture that the critic sees. half and quarter average the latent over 2 × 2 or 4 × 4 cells,
+    so that decoding costs about a quarter or a sixteenth. full: the paper's. Not for the kind latent."""
     tower: Literal["trained", "frozen"] = "trained"
-    """Whether its vision tower learns, too (paper). frozen: from the start it stays as loaded, each state goes through
-    it once, and FiLM acts on its output alone, not at several depths. The kind latent has none."""
+    """trained: the critic's vision tower learns, too (paper). frozen: the tower stays as loaded, each state passes
+    through it once, and FiLM acts only on its output, not at several depths. The kind latent has no tower."""
+    clip: str = ""
+    """Folder or hub id of the CLIP that the critic starts from; empty: on Emoji Canvas its own CLIP, elsewhere
+    openai/clip-vit-base-patch32 (paper). The kind latent has none."""
     trajectories: Whole = 64
     """Trajectories of the warm start (Alg. 1); 0: no warm start."""
     epochs: Count = 4
@@ -111,13 +167,16 @@ class CriticConfig:
     batch: Count = 128
     """(state, step) pairs per optimiser step."""
     learning_rate: Positive = 1e-4
-    """AdamW's, in the warm start."""
+    """AdamW's learning rate in the warm start."""
     online_updates: Whole = 4
-    """Optimiser steps per iteration (Alg. 2); 0: the critic stays as warm-started."""
+    """Optimiser steps per iteration (Alg. 2); 0: the critic stays as it was after the warm start."""
     online_learning_rate: Positive = 1e-4
-    """AdamW's, in the online updates."""
+    """AdamW's learning rate in the online updates."""
     weight_decay: NotNegative = 0.01
-    """AdamW's, in both."""
+    """AdamW's weight decay, in the warm start and the online updates."""
+    trust: Literal["full", "measured"] = "full"
+    """full: the baseline is V (paper). measured: the mean reward and V's deviation from its own mean, weighted by what
+    it explains of the rest of the batch (0 to 1), so that a critic that has fallen behind does no harm."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -126,20 +185,26 @@ class CriticConfig:
 
 @dataclass(frozen=True)
 class RetentionConfig:
-    """What keeps the rest of the model as it was; the paper leaves it to future work, so all is off."""
+    """Losses that keep the rest of the model unchanged. The paper leaves them to future work, so all are off by
+    default."""
 
     share: Decay = 0.0
-    """Share, 0 to under 1, of an iteration's trajectories that are retain prompts with their own reward."""
+    """Share, 0 to below 1, of an iteration's trajectories that are drawn for retain prompts and get the retain
+    reward."""
     kl: NotNegative = 0.0
     """Weight of KL(base ‖ policy) on states of retain trajectories."""
     kl_forget: NotNegative = 0.0
-    """The same on the forget trajectories' states; with kl_form noise it is DPOK's."""
+    """Weight of the same KL on states of forget trajectories; with kl_form=noise this is DPOK's KL."""
     kl_form: Literal["gaussian", "noise"] = "gaussian"
-    """The KL of the step's Gaussians in closed form, or the squared difference of predicted noises (DPOK)."""
+    """gaussian: closed-form KL of the step's Gaussians; noise: squared difference of the predicted noises (DPOK)."""
+    kl_target: NotNegative = 0.0
+    """Above 0: the divergence on retain prompts to hold. The weight starts at `kl`, rises while the measured divergence
+    is above this and falls while it is below, at most thirtyfold either way. 0: the weight is constant."""
     balance: NotNegative = 0.0
-    """Above 0: the weight shrinks until the KL gradient's norm is at most this times the policy gradient's; 0: off."""
+    """Above 0: the KL weight is reduced until the norm of the KL gradient is at most this multiple of the policy
+    gradient's norm; 0: off."""
     bank: Count = 64
-    """Retain trajectories of the base policy kept for the KL."""
+    """Number of retain trajectories of the base policy that are stored (the bank) for the KL."""
     batch: Count = 64
     """(state, step) pairs of the bank per update."""
 
@@ -157,56 +222,63 @@ class PolicyConfig:
     trajectories: Count = 16
     """Trajectories collected per iteration (paper: 4 batches of 4)."""
     updates: Count = 2
-    """Optimiser steps per iteration over disjoint parts of the batch (paper: 2)."""
+    """Optimiser steps per iteration, over disjoint parts of the batch (paper: 2)."""
     passes: Count = 1
-    """How often the collected batch is gone through."""
+    """Number of passes over the collected batch."""
     step_fraction: PositiveShare = 1.0
-    """Share of the steps with noise that are used in updates; at least one step. Which: step_choice."""
+    """Share of the noisy steps that are used in updates, at least one step; step_choice selects them."""
     step_choice: Literal["each", "shared", "variance"] = "each"
-    """How that share is drawn. each: for every trajectory on its own, the critic looking at all states. shared: once an
-    iteration for all, and only these states are decoded, valued and fitted to. variance: the same, with steps the
-    likelier the larger r - V was; a heuristic, its updates are not weighted by 1 / p."""
+    """How the steps are drawn. each: separately for every trajectory; the critic sees all states. shared: once per
+    iteration for all trajectories; only these states are decoded, valued and fitted to. variance: like shared, but a
+    step is the likelier the larger r - V was; a heuristic, because updates are not weighted by 1 / p."""
     step_weights: Literal["equal", "balanced"] = "equal"
-    """How much each denoising step counts: equal (the paper), or balanced, by 1 / its log-prob's sensitivity, so that
-    the last steps, whose noise is smallest, do not drown the others."""
+    """Weight of each denoising step in the loss. equal: the paper's; balanced: 1 / the sensitivity of the step's
+    log-prob, so that the last steps, whose noise is smallest, do not dominate the others."""
     window: Whole = 0
-    """Above 0: DPOK's replay window in trajectories, the newest kept; 0: only this iteration's."""
+    """Size of DPOK's replay window in trajectories, which keeps the newest; 0: only the current iteration's."""
     warmup: Whole = 0
-    """Updates over which the learning rate rises to its value, as Adam's first steps are as long as any. 0: none."""
+    """Updates over which the learning rate rises to its value, because Adam's first steps have full length. 0: none."""
     learning_rate: Positive = 3e-4
-    """AdamW's (paper: 3e-4)."""
+    """AdamW's learning rate (paper: 3e-4)."""
     weight_decay: NotNegative = 1e-4
-    """AdamW's."""
+    """AdamW's weight decay."""
     beta1: Decay = 0.9
-    """AdamW's decay of the mean gradient, 0 to under 1."""
+    """AdamW's decay rate of the mean gradient, 0 to below 1."""
     beta2: Decay = 0.999
-    """AdamW's decay of the squared gradient, 0 to under 1."""
+    """AdamW's decay rate of the mean squared gradient, 0 to below 1."""
     gradient_norm: Positive = 1.0
-    """Gradients are scaled down to this norm (paper: 1)."""
+    """Largest gradient norm; longer gradients are scaled down to it (paper: 1)."""
     clip: Positive = 1e-4
     """Half-width of the ratio's range around 1, in the paper's units: at 16,384 latent dimensions (paper: 1e-4)."""
     clip_mode: Literal["pessimistic", "hard"] = "pessimistic"
-    """PPO's worse of clipped and unclipped, or the clamped ratio alone."""
+    """pessimistic: PPO's, the worse of clipped and unclipped objective; hard: the clamped ratio alone."""
     advantage: Literal["critic", "batch", "per-prompt", "gae"] = "critic"
-    """r - V (the paper), DDPO's normalisation over the batch or per prompt, or GAE along the denoising chain."""
+    """critic: r - V (the paper); batch, per-prompt: DDPO's normalised rewards; gae: GAE along the denoising chain."""
     advantage_clamp: Positive = 5.0
     """Normalised advantages (batch, per-prompt) are clamped to ± this, in standard deviations."""
     normalise: bool = False
     """Divide critic and gae advantages by their standard deviation over the batch."""
+    normalise_floor: Share = 0.0
+    """Least standard deviation that is divided by, as a share 0..1 of the reward's range: below it advantages shrink
+    with the reward's spread, and its noise is not blown up to unit size. 0: none."""
     gae_lambda: Share = 0.95
     """GAE's λ, 0..1; 1 is r - V."""
     reward_weight: NotNegative = 1.0
     """DPOK's weight of the reward term against its KL."""
-    rank: Count = 4
-    """LoRA rank; capacity and file size grow with it."""
+    rank: Annotated[int, Range(1, 4096)] = 4
+    """LoRA rank; capacity and file size grow with the rank."""
     alpha: Positive = 4.0
     """LoRA alpha; the update is scaled by alpha / rank."""
     targets: Text = "attention"
-    """Layers with a LoRA: attention, cross-attention, cross-attention-kv, attention+ff, or a regex over names."""
+    """Layers that get a LoRA: attention, cross-attention, cross-attention-kv, attention+ff, or a regex over layer
+    names."""
+    kl_limit: NotNegative = 0.0
+    """Above 0: a trust region. An update is shortened so that the mean KL between the policy before and after it, on
+    its own pairs and per latent dimension, stays within this: s² / 2 for means that move by s of their step's noise."""
     average: Decay = 0.0
-    """Decay per update, 0 to under 1, of the averaged LoRA weights that are exported; 0: the last weights."""
+    """Decay per update, 0 to below 1, of the moving average of the LoRA weights that is saved; 0: the last weights."""
     micro_batch: Whole = 0
-    """Pairs per forward pass, bounds memory; 0: sized automatically and kept in the run."""
+    """(state, step) pairs per forward pass, which bounds memory; 0: chosen automatically and recorded in the run."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -218,18 +290,19 @@ class WatchConfig:
     """The outside detector, and stopping on validation prompts."""
 
     detector: Text = "auto"
-    """auto: the one shipped for classes and hazards of Emoji Canvas, elsewhere none; none; or NETWORK#LABEL,LABEL: the
-    folder or hub id of a CLIP, SigLIP or image classifier, and what it calls the concept (without #: the same)."""
+    """auto: the shipped detector for classes and hazards of Emoji Canvas, otherwise none. none: no detector.
+    NETWORK#LABEL,LABEL: the folder or hub id of a CLIP, SigLIP or image classifier, and its labels for the concept
+    (without #: the concept's own name)."""
     every: Whole = 10
-    """Iterations between its looks; 0: never."""
+    """Iterations between two validation checks by the detector; 0: never."""
     alarm: Share = 0.3
-    """Gap, 0..1, between its share of target pictures and 1 - reward/scale that raises an alarm."""
+    """Gap, 0..1, between the detector's share of target pictures and 1 - reward/scale that raises an alarm."""
     stop: bool = False
-    """Stop at the best validation trade-off."""
+    """Stop early, and keep the weights with the best trade-off on validation prompts."""
     target: Share = 0.95
-    """Validation UA, 0..1, wanted before stopping."""
+    """Validation UA, 0..1, that must be reached before stopping."""
     patience: Count = 3
-    """Looks without a better trade-off before stopping."""
+    """Validation checks without a better trade-off before stopping."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -243,7 +316,7 @@ class DiagnosticsConfig:
     every: Whole = 0
     """Iterations between measurements; 0: never."""
     trajectories: Count = 16
-    """Trajectories of one measurement."""
+    """Number of trajectories per measurement."""
 
     def __post_init__(self) -> None:
         """Check every field."""

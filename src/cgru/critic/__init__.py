@@ -1,7 +1,7 @@
-"""The per-timestep critic V(x_t, c, t), baseline of the policy (paper §4; Alg. 1): `build_critic` makes one by name.
+"""The per-timestep critic V(x_t, c, t), the policy's baseline (paper §4; Alg. 1); `build_critic` builds one by name.
 
-`film` is the paper's network, `frozen` the same on fixed features, `latent` DPOK's; `views` is what they look at, `fit`
-warm start and online updates.
+`film` is the paper's network, `frozen` the same network on fixed features, `latent` DPOK's critic. `views` prepares
+their inputs, `fit` holds the warm start and the online updates.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 import torch
 
 from cgru.catalog import unknown
-from cgru.critic.film import FilmCritic, Head
+from cgru.critic.film import TIME_RANGE, FilmCritic, Head
 from cgru.critic.frozen import FrozenCritic
 from cgru.critic.latent import LatentCritic
 from cgru.critic.tower import Tower
@@ -31,6 +31,7 @@ def build_critic(
     prior: float,
     latent_shape: tuple[int, ...],
     text_width: int,
+    time_range: float = TIME_RANGE,
     seed: int = 0,
     frozen: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -47,16 +48,17 @@ def build_critic(
         scale: size of the reward.
         prior: mean reward, what the value head says before training.
         latent_shape: of the backbone, for `latent`.
-        text_width: last dimension of the text embeddings, for `prompt` and `latent`.
+        text_width: of `pooled_text`, for `prompt` and `latent`; 0: the model has no text for a critic.
+        time_range: the times that the denoiser receives are 0 to this.
         seed: of the fresh layers.
         frozen: the tower learns nothing, and its features are computed once; `latent` has none.
         dtype: of the model; beside bf16 the tower computes in bf16, too (fp16 would need its gradients scaled).
     """
-    _check(kind, head, view, tower)
+    _check(kind, head, view, tower, text_width)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed accelerators, for good
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed CUDA, outside of this fork
         if tower is None or kind == "latent":
-            return LatentCritic(latent_shape, text_width, scale=scale, prior=prior)
+            return LatentCritic(latent_shape, text_width, scale=scale, prior=prior, time_range=time_range)
         critic = FilmCritic(
             tower,
             head=cast(Head, head),
@@ -68,12 +70,13 @@ def build_critic(
             depths=(tower.network.config.num_hidden_layers,) if frozen else None,
             film=kind != "plain",
             text_width=text_width if kind == "prompt" else None,
+            time_range=time_range,
             dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,
         )
         return FrozenCritic(critic) if frozen else critic
 
 
-def _check(kind: str, head: str, view: str, tower: Tower | None) -> None:
+def _check(kind: str, head: str, view: str, tower: Tower | None, text_width: int) -> None:
     if kind not in get_args(Kind):
         raise ValueError(unknown("critic kind", kind, get_args(Kind), "Set critic.kind to one of them."))
     if head not in get_args(Head):
@@ -82,6 +85,11 @@ def _check(kind: str, head: str, view: str, tower: Tower | None) -> None:
         if head != "value":
             raise ValueError("critic kind 'latent' has no head 'classes'; set critic.head=value or another kind.")
         return
+    if kind == "prompt" and not text_width:
+        raise ValueError(
+            "critic kind 'prompt' reads the conditioning's `pooled` or `embeddings`, and this model has neither; "
+            "allowed: film, plain, latent. Set critic.kind to one of these."
+        )
     if view not in ("noisy", "clean"):
         raise ValueError(unknown("critic view", view, ("noisy", "clean"), "Set critic.view to one of them."))
     if tower is None:

@@ -1,10 +1,10 @@
-"""Fitting the critic: warm start (Alg. 1), online updates (Alg. 2) and how well it predicts, per timestep.
+"""Fit the critic: warm start (Alg. 1), online updates (Alg. 2), and evaluation per timestep.
 
-Monte-Carlo regression to the terminal reward: (sample, step) pairs are shuffled over all trajectories and steps, which
-breaks the order in time, and each minibatch takes the mean squared error (the paper's Eq. sums over t; Alg. 1 and 2
-take the mean, as here). Trajectories of the warm start are collected once by the caller, not anew in each epoch.
-With the classes head the warm start is cross-entropy to class labels, as in the paper's ablation.
-Among processes minibatches are drawn alike, each takes its share, and gradients are summed.
+Monte-Carlo regression to the terminal reward. (sample, step) pairs are shuffled over all trajectories and steps, which
+breaks their temporal order, and each minibatch minimises the mean squared error (the paper's equation sums over t;
+Alg. 1 and 2 take the mean, as here). The caller collects the warm-start trajectories once, not once per epoch. With the
+classes head the warm start minimises the cross-entropy to class labels, as in the paper's ablation. With several
+processes, all draw the same minibatches, each computes its share, and gradients are summed.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from cgru import processes
+from cgru import distributed
 from cgru.critic.measures import (
     Calibration,
     accuracy_and_macro_precision,
@@ -33,12 +33,12 @@ from cgru.mdp.trajectory import Conditioning, Trajectory
 Views = Shaped[Tensor, "n t *state"]
 
 REPORT_BATCH = 256
-"""States per forward pass when held-out trajectories are scored."""
+"""States per forward pass when evaluating held-out trajectories."""
 
 
 @dataclass(frozen=True)
 class CriticLoss:
-    """What some optimiser steps did: the loss of each, before its step, and the mean gradient norm."""
+    """Result of some optimiser steps: each step's loss, measured before the step, and the mean gradient norm."""
 
     losses: tuple[float, ...]
     gradient_norm: float
@@ -51,15 +51,15 @@ class CriticLoss:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """How a critic does on trajectories it was not fitted to."""
+    """Accuracy of a critic on trajectories it was not fitted to."""
 
     n: int
     value_error: Float[Tensor, " t"]
     explained_variance: Float[Tensor, " t"]
     calibration: tuple[Calibration, ...]
-    """Reward foretold and achieved, for ranges of timesteps."""
+    """Predicted and achieved reward, for ranges of timesteps."""
     accuracy: float | None = None
-    """Of the classes head, over all timesteps alike, 0..1."""
+    """Accuracy of the classes head over all timesteps, 0 to 1."""
     macro_precision: float | None = None
 
 
@@ -73,9 +73,9 @@ class WarmStart:
 
 @dataclass(frozen=True, eq=False)
 class _States:
-    # All states of n trajectories; the pair (i, t) has the number i · horizon + t. Pair and sample ids are on the CPU.
+    # All states of n trajectories. Pair (i, t) has the number i · horizon + t; pair and sample ids are on the CPU.
     views: Views
-    times: Int[Tensor, " t"]
+    times: Num[Tensor, " t"]
     cond: Conditioning
 
     def pairs(self, samples: Tensor) -> Tensor:
@@ -92,11 +92,12 @@ class _States:
 
 @torch.no_grad()
 def values(critic: Critic, views: Views, trajectory: Trajectory, *, batch_size: int) -> Float[Tensor, "n horizon"]:
-    """Return V(x_t, c, t) at every state that is learned from, NaN at the others, on the trajectory's device."""
+    """Return V(x_t, c, t) at every state that is trained on and NaN elsewhere, on the trajectory's device."""
     states = _States(views, trajectory.time[trajectory.learned], trajectory.cond)
     found = _values(critic, states, torch.arange(len(views)), batch_size).to(trajectory.x.device)
     if trajectory.chosen is None:
         return found
+    # NaN at skipped steps, so that using such a value by mistake shows.
     everywhere = found.new_full((len(trajectory), trajectory.horizon), math.nan)
     everywhere[:, trajectory.learned] = found
     return everywhere
@@ -107,7 +108,7 @@ def regress(
     optimiser: Optimizer,
     views: Views,
     rewards: Float[Tensor, " n"],
-    times: Int[Tensor, " t"],
+    times: Num[Tensor, " t"],
     cond: Conditioning,
     *,
     updates: int,
@@ -117,15 +118,15 @@ def regress(
     """Take `updates` optimiser steps on the squared error to the terminal reward (Alg. 2, online critic updates).
 
     Args:
-        critic: changed in place.
-        optimiser: over the critic's parameters.
-        views: what the critic looks at, from `decoded_views`.
+        critic: trained in place.
+        optimiser: optimises the critic's parameters.
+        views: the critic's inputs, from `decoded_views`.
         rewards: terminal reward of each trajectory.
-        times: what the denoiser receives at each step.
+        times: the time the denoiser receives at each step.
         cond: n prompts.
-        updates: at least 1; pairs come in shuffled passes, so none returns before all were seen.
-        batch: pairs per step; the last step of a pass may have fewer.
-        generator: on the CPU; its draws are the only randomness.
+        updates: at least 1. Pairs come in shuffled passes: none is repeated before all have been seen.
+        batch: pairs per optimiser step; the last step of a pass may have fewer.
+        generator: on the CPU, the only source of randomness.
     """
     states = _States(views, times, cond)
     _check_rewards(rewards, len(views))
@@ -145,7 +146,7 @@ def warm_start(
     held_out: int,
     generator: torch.Generator,
 ) -> WarmStart:
-    """Fit the critic to collected trajectories with rewards (Alg. 1) and score it on `held_out` others of them."""
+    """Fit the critic to scored trajectories (Alg. 1), holding out `held_out` of them for evaluation."""
     states, rewards = _States(views, trajectory.time, trajectory.cond), _rewards(trajectory)
     train, rest = split(len(trajectory), held_out, generator)
     loss_of = _squared_error(critic, states, rewards)
@@ -165,11 +166,12 @@ def warm_start_classes(
     held_out: int,
     generator: torch.Generator,
 ) -> WarmStart:
-    """Fit a classes head by cross-entropy to the class that each trajectory ends in; it then serves any target."""
+    """Fit a classes head by cross-entropy to each trajectory's class; the result serves any target class."""
     states, rewards = _States(views, trajectory.time, trajectory.cond), _rewards(trajectory)
     train, rest = split(len(trajectory), held_out, generator)
 
     def cross_entropy(pairs: Tensor) -> Tensor:
+        # -log softmax(logits(x_t, c, t))[class of x_0]
         logits = critic.logits(*states.at(pairs))
         return functional.cross_entropy(logits, labels[states.sample(pairs)].to(logits.device))
 
@@ -178,33 +180,16 @@ def warm_start_classes(
 
 
 def split(n: int, held_out: int, generator: torch.Generator) -> tuple[Int[Tensor, " train"], Int[Tensor, " held_out"]]:
-    """Return shuffled (training, held-out) trajectory ids: whole trajectories, since states of one share a reward."""
+    """Return shuffled (training, held-out) trajectory ids; whole trajectories, whose states all share one reward."""
     if not 1 <= held_out < n:
         raise ValueError(f"{held_out} held-out of {n} trajectories; hold out at least 1 and leave at least 1 to fit.")
     order = torch.randperm(n, generator=generator)
     return order[held_out:], order[:held_out]
 
 
-@torch.no_grad()
-def class_scores(
-    critic: ClassCritic, views: Views, trajectory: Trajectory, labels: Int[Tensor, " n"], *, batch_size: int
-) -> tuple[float, float]:
-    """Return accuracy and macro precision over all states: every timestep counts the same, as with uniform draws."""
-    states = _States(views, trajectory.time, trajectory.cond)
-    return _class_scores(critic, states, labels, torch.arange(len(views)), batch_size)
-
-
 def _values(critic: Critic, states: _States, samples: Tensor, batch_size: int) -> Tensor:
     parts = states.pairs(samples).split(batch_size)
     return torch.cat([critic(*states.at(part)) for part in parts]).view(len(samples), -1)
-
-
-def _class_scores(
-    critic: ClassCritic, states: _States, labels: Tensor, samples: Tensor, batch_size: int
-) -> tuple[float, float]:
-    pairs = states.pairs(samples)
-    logits = torch.cat([critic.logits(*states.at(part)) for part in pairs.split(batch_size)]).cpu()
-    return accuracy_and_macro_precision(logits, labels.cpu()[states.sample(pairs)])
 
 
 @torch.no_grad()
@@ -220,12 +205,15 @@ def _held_out_classes(
     critic: ClassCritic, states: _States, rewards: Tensor, labels: Tensor, samples: Tensor
 ) -> HeldOut:
     scores = _held_out(critic, states, rewards, samples)
-    accuracy, precision = _class_scores(critic, states, labels, samples, REPORT_BATCH)
+    pairs = states.pairs(samples)
+    logits = torch.cat([critic.logits(*states.at(part)) for part in pairs.split(REPORT_BATCH)]).cpu()
+    accuracy, precision = accuracy_and_macro_precision(logits, labels.cpu()[states.sample(pairs)])
     return replace(scores, accuracy=accuracy, macro_precision=precision)
 
 
 def _squared_error(critic: Critic, states: _States, rewards: Tensor) -> Callable[[Tensor], Tensor]:
     def loss_of(pairs: Tensor) -> Tensor:
+        # (V(x_t, c, t) - r(x_0, c))², mean over the minibatch
         value = critic(*states.at(pairs))
         return functional.mse_loss(value, rewards[states.sample(pairs)].to(value))
 
@@ -240,6 +228,7 @@ def _epochs(
     batch: int,
     generator: torch.Generator,
 ) -> CriticLoss:
+    # One epoch is one pass over all pairs: ceil(pairs / batch) updates.
     updates = epochs * math.ceil(len(pairs) / max(batch, 1))
     return _descend(loss_of, optimiser, _minibatches(pairs, batch, updates, generator))
 
@@ -251,6 +240,7 @@ def _minibatches(pairs: Tensor, batch: int, updates: int, generator: torch.Gener
 
 
 def _passes(pairs: Tensor, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    # Endless: `_minibatches` takes as many updates as it needs, and randomness is drawn only for passes that start.
     while True:
         yield from pairs[torch.randperm(len(pairs), generator=generator)].split(batch)
 
@@ -260,12 +250,13 @@ def _descend(loss_of: Callable[[Tensor], Tensor], optimiser: Optimizer, batches:
     for update, pairs in enumerate(batches):
         optimiser.zero_grad()
         losses.append(_backward(loss_of, optimiser, pairs))
-        norms.append(torch.nn.utils.get_total_norm(_gradients(optimiser)).item())
+        gradients = [parameter.grad for parameter in _parameters(optimiser) if parameter.grad is not None]
+        norms.append(torch.nn.utils.get_total_norm(gradients).item())
         if not math.isfinite(losses[-1]) or not math.isfinite(norms[-1]):
-            # before the step, so the weights are still those of the last good update
+            # Raised before the step, so the weights are still those of the last valid update.
             raise ValueError(
                 f"critic update {update}: loss {losses[-1]}, gradient norm {norms[-1]}; both must be finite. "
-                "Lower the critic's learning rate, or look at its rewards."
+                "Lower the critic's learning rate, or check its rewards."
             )
         optimiser.step()
     optimiser.zero_grad()
@@ -273,26 +264,23 @@ def _descend(loss_of: Callable[[Tensor], Tensor], optimiser: Optimizer, batches:
 
 
 def _backward(loss_of: Callable[[Tensor], Tensor], optimiser: Optimizer, pairs: Tensor) -> float:
-    """Leave the gradient of the mean loss over the pairs, of which each process does its share; returns that loss."""
-    mine = pairs[processes.share(len(pairs))]
+    """Compute the gradient of the mean loss over the pairs, each process doing its share; return that loss."""
+    mine = pairs[distributed.share(len(pairs))]
 
     def own() -> float:
         if not len(mine):
             return 0.0
+        # Shares add up to the mean over all pairs: (n_mine / n) · mean over mine.
         loss = loss_of(mine) * (len(mine) / len(pairs))
         loss.backward()
         return loss.item()
 
-    (loss,) = processes.add_up(_parameters(optimiser), processes.alike(own))
+    (loss,) = distributed.add_up(_parameters(optimiser), distributed.alike(own))
     return loss
 
 
 def _parameters(optimiser: Optimizer) -> list[Tensor]:
     return [parameter for group in optimiser.param_groups for parameter in group["params"]]
-
-
-def _gradients(optimiser: Optimizer) -> list[Tensor]:
-    return [parameter.grad for parameter in _parameters(optimiser) if parameter.grad is not None]
 
 
 def _rewards(trajectory: Trajectory) -> Tensor:

@@ -1,7 +1,8 @@
-"""What a benchmark is made of: jobs, predictions and measurements, as plain records.
+"""The records of a benchmark: jobs, predictions and measurements.
 
-A job is one picture to draw. Its seed comes from a hash of (seed index, prompt), so every model and method draws the
-same prompt from the same initial noise, whatever else is in the benchmark (evals/statistics.md, paired comparison).
+A job is one picture to draw. Its seed is a hash of (picture index, prompt), so that every model and method draws the
+same prompt from the same initial noise, whatever else the benchmark contains: differences between models are then
+paired, which makes their intervals much narrower than those of independent samples.
 """
 
 from __future__ import annotations
@@ -14,44 +15,37 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from cgru.tasks import UnlearnTask
+from cgru.tasks import Sampling, UnlearnTask
 
 Better = Literal["higher", "lower"]
+MOST_PICTURES = 10_000
+"""Of a prompt, and of a batch; and prompts to attack."""
 NOTHING = "nothing"
-"""The label every judge has for a picture in which it recognises nothing."""
+"""Label of every judge for a picture in which it recognises nothing."""
 BASE_REFERENCE: Mapping[str, Any] = {"what": "the base model's pictures on the same noise"}
-"""`reference` in the protocol of a benchmark that has no other: it measures nothing without a base."""
+"""`reference` in the protocol of a benchmark without another one: it needs a base model to compare with."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One picture: the prompt, the seed of its noise, and what it is meant to show."""
+    """One picture: the prompt, the seed of its noise, and the labels it should show."""
 
     prompt: str
     seed: int
     labels: Mapping[str, str | int]
     guidance: float | None = None
-    """Of this picture alone; None: the benchmark's."""
+    """Guidance of this picture alone; None means the benchmark's."""
 
     @property
     def id(self) -> str:
-        """16 hex digits of prompt, seed and own guidance, if any: the same in every run and on every machine."""
+        """16 hex digits of a hash of prompt, seed and own guidance: equal in every run and on every machine."""
         own = [] if self.guidance is None else [self.guidance]
         return stable_hash([self.prompt, self.seed, *own])[:16]
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How pictures are drawn: part of a benchmark's version."""
-
-    steps: int
-    guidance: float
-    eta: float
-
-
-@dataclass(frozen=True)
 class Detection:
-    """One thing that a detector found in a picture."""
+    """One object that a detector found in a picture."""
 
     label: str
     score: float
@@ -61,23 +55,23 @@ class Detection:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the judges said about each job, rows in job order."""
+    """The judges' answers, with rows in job order."""
 
     labels: Mapping[str, tuple[str, ...]]
-    """The judge's label list, by judge."""
+    """Label list of each judge."""
     probabilities: Mapping[str, np.ndarray]
-    """(n, labels) float64, by judge."""
+    """(n, labels) float64 for each judge."""
     features: np.ndarray
-    """(n, d) float32, of the judge the benchmark names for its Fréchet distance."""
+    """(n, d) float32 features from the judge that the benchmark names for its Fréchet distance."""
     broken: int = 0
-    """How many of the pictures were not finite; a blank one, judged NOTHING, stands for each."""
+    """Number of pictures with non-finite pixels; each is replaced by a blank one and judged NOTHING."""
     detections: Mapping[str, Sequence[Sequence[Detection]]] = field(default_factory=dict)
-    """All that each detector found in each picture, by detector; a broken picture has none."""
+    """Detector -> the detections in each picture; none in a broken picture."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A number nobody has to take on trust: value, 95 % interval, n, unit and which way is better."""
+    """A measured value with its 95 % interval, n, unit and direction."""
 
     value: float
     low: float | None
@@ -86,20 +80,23 @@ class Measurement:
     unit: str
     better: Better
     interval: str | None = None
-    """How low and high were found."""
+    """Name of the method that gave low and high."""
     parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The intervals that `low` and `high` were chosen from, by name."""
+    """Name -> interval, for the intervals from which `low` and `high` were chosen."""
+    meaning: str = ""
+    """A few words for the report and the terminal; those of the shipped benchmarks are in report/run/families.py."""
 
     def record(self) -> dict[str, Any]:
-        """As written to scores.json."""
+        """Return the measurement as written to scores.json."""
         fixed = {"value": self.value, "low": self.low, "high": self.high, "n": self.n, "unit": self.unit}
-        parts = {name: list(bounds) for name, bounds in self.parts.items()}
+        parts: dict[str, Any] = {name: list(bounds) for name, bounds in self.parts.items()}
+        parts |= {"meaning": self.meaning} if self.meaning else {}
         return {**fixed, "better": self.better, "interval": self.interval, **parts}
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a benchmark finds: named measurements, and tables that belong beside them in scores.json."""
+    """A benchmark's result: named measurements, and tables stored beside them in scores.json."""
 
     measurements: Mapping[str, Measurement]
     tables: Mapping[str, Any] = field(default_factory=dict)
@@ -107,56 +104,56 @@ class Score:
 
 @runtime_checkable
 class Benchmark(Protocol):
-    """A versioned set of jobs and how their predictions become measurements."""
+    """A versioned set of jobs, and the rules that turn their predictions into measurements."""
 
     @property
     def name(self) -> str:
-        """As in the catalog."""
+        """Return its name in the catalog."""
 
     @property
     def version(self) -> int:
-        """Raised by any change to prompts, seeds, sampling, judges or scoring."""
+        """Return its version, which changes with prompts, seeds, sampling, judges or scoring."""
 
     @property
     def sampling(self) -> Sampling:
-        """How pictures are drawn."""
+        """Return how pictures are drawn."""
 
     @property
     def judges(self) -> tuple[str, ...]:
-        """Names of the judges."""
+        """Return the names of its judges."""
 
     @property
     def feature_judge(self) -> str:
-        """The judge whose features are kept."""
+        """Return the judge whose features are stored."""
 
     def task(self, target: str | None) -> UnlearnTask | None:
-        """The task for a target concept given by name."""
+        """Return the task for a target concept given by name."""
 
     def jobs(self, task: UnlearnTask | None) -> Sequence[Job]:
-        """Every picture to draw; a target gets more of them."""
+        """Return every picture to draw; with a target there are more of them."""
 
     def protocol(self, task: UnlearnTask | None) -> dict[str, Any]:
-        """What must be equal for two results to be comparable."""
+        """Return everything that must be equal for two results to be comparable."""
 
     def score(self, task: UnlearnTask | None, jobs: Sequence[Job], predictions: Predictions) -> Score:
-        """Measurements and tables."""
+        """Return measurements and tables."""
 
     def compare(
         self, task: UnlearnTask | None, jobs: Sequence[Job], before: Predictions, after: Predictions
     ) -> Mapping[str, Measurement]:
-        """What only base and model together tell, picture by picture on the same noise; empty where there is none."""
+        """Return measurements that need both base and model, paired by noise; empty if there are none."""
 
 
 def job_seed(index: int, prompt: str) -> int:
-    """The noise seed of picture `index` of a prompt: 48 bits, so that JSON readers of any language keep it exact.
+    """Return the noise seed of picture `index` of a prompt: 48 bits, which JSON readers in any language keep exact.
 
-    torch's CPU generator, which draws the noise, keeps the low 32 bits only: two of 1000 jobs share their noise with a
-    chance of about 1 in 10,000.
+    torch's CPU generator, which draws the noise, uses only the low 32 bits: the chance that two of 1000 jobs share
+    their noise is about 1 in 10,000.
     """
     return int(stable_hash([index, prompt])[:12], 16)
 
 
 def stable_hash(value: object) -> str:
-    """sha256 of a JSON value, the same on every machine and in every session (unlike Python's hash)."""
+    """Return the sha256 of a JSON value, equal on every machine and in every session (unlike Python's hash)."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

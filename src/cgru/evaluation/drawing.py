@@ -1,4 +1,4 @@
-"""Prompts and seeds -> pictures: in batches that fill the device, each picture from its own noise."""
+"""Draw pictures for prompts and seeds, in batches that fill the device; each picture has its own noise."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cgru.backbones.base import Backbone
-from cgru.evaluation.base import Job, Sampling, stable_hash
+from cgru.backbones.base import Backbone, as_rgb
+from cgru.evaluation.base import Job, stable_hash
 from cgru.mdp import rollout
+from cgru.tasks import Sampling
 
 DECODED_AT_ONCE = 16
-"""Latents: at 512 pixels the decoder has layers of 67 million numbers each, and some kernels index by 32 bits."""
+"""Latents per decode: at 512 pixels the decoder has layers of 67 million numbers each, and some kernels use 32-bit
+indices."""
 
 
 @torch.no_grad()
@@ -28,10 +30,10 @@ def draw(
     *,
     pad_to: int = 0,
 ) -> Tensor:
-    """One batch of pictures (n, 3, h, w) in [0, 1]; each from its own seed, and with its own guidance where it has one.
+    """Draw one batch of pictures (n, 3, h, w) in [0, 1], each from its own seed and with its own guidance, if any.
 
-    Pictures of one guidance are drawn together. A compiled denoiser wants one batch size: `pad_to` fills a shorter
-    batch with copies of its last job, not returned.
+    Pictures with equal guidance are drawn together. A compiled denoiser requires one batch size: `pad_to` pads a
+    shorter batch with copies of its last job, which are not returned.
     """
     own = [sampling.guidance if value is None else value for value in guidances or [None] * len(prompts)]
     groups = {value: [i for i, other in enumerate(own) if other == value] for value in dict.fromkeys(own)}
@@ -46,7 +48,7 @@ def draw(
 
 
 def draw_jobs(backbone: Backbone, jobs: Sequence[Job], sampling: Sampling, *, pad_to: int = 0) -> Tensor:
-    """The jobs' pictures."""
+    """Draw the jobs' pictures."""
     guidances = [job.guidance for job in jobs]
     return draw(backbone, [job.prompt for job in jobs], [job.seed for job in jobs], sampling, guidances, pad_to=pad_to)
 
@@ -57,19 +59,20 @@ def _draw_alike(backbone: Backbone, prompts: list[str], seeds: list[int], sampli
     condition = backbone.encode_text([*prompts, *[prompts[-1]] * spare])
     own = [*seeds, *[seeds[-1]] * spare]
     x = rollout.sample(backbone, condition, own, kernel=kernel, guidance=sampling.guidance)
-    return backbone.decode(x[: len(prompts)], batch_size=DECODED_AT_ONCE)
+    return as_rgb(backbone.decode(x[: len(prompts)], batch_size=DECODED_AT_ONCE))
 
 
 def default_batch(device: torch.device) -> int:
-    """Pictures drawn at once where nobody said how many; with guidance the denoiser sees twice as many."""
+    """Return the default number of pictures drawn at once; with guidance the denoiser sees twice as many."""
     return 16 if device.type == "cpu" else 64
 
 
 @dataclass
 class Gallery:
-    """Pictures that benchmarks of one process share: drawn once, kept in memory up to `limit` bytes, oldest go first.
+    """Pictures shared by the benchmarks of one process: drawn once, kept up to `limit` bytes, oldest dropped first.
 
-    A picture is known by model, sampling, prompt and seed; what was drawn beside it changes its last bits only.
+    Pictures are identified by model, sampling, prompt and seed; the rest of the batch they were drawn in can change
+    only their last bits.
     """
 
     limit: int = 2 * 1024**3
@@ -78,7 +81,7 @@ class Gallery:
     def draw(
         self, backbone: Backbone, mark: str, jobs: Sequence[Job], sampling: Sampling, *, pad_to: int = 0
     ) -> Tensor:
-        """Pictures (n, 3, h, w) of the jobs by the model with this fingerprint; new ones are drawn in one batch."""
+        """Return the jobs' pictures (n, 3, h, w) by the model with fingerprint `mark`; draws new ones in one batch."""
         keys = [stable_hash([mark, asdict(sampling), job.prompt, job.seed, job.guidance]) for job in jobs]
         new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in self.kept}
         if new:
@@ -91,12 +94,12 @@ class Gallery:
 
 
 def mend(images: Tensor) -> tuple[Tensor, np.ndarray]:
-    """White pictures in place of those that are not finite (a diverged model's), and which these are (n,)."""
+    """Replace non-finite pictures (of a diverged model) by white ones; also return which they were (n,)."""
     is_broken = ~images.flatten(1).isfinite().all(1)
     return torch.where(is_broken[:, None, None, None], 1.0, images), is_broken.cpu().numpy()
 
 
 def to_pictures(images: Tensor) -> list[Image.Image]:
-    """Images (n, 3, h, w) in [0, 1] as 8-bit pictures."""
+    """Convert images (n, 3, h, w) in [0, 1] to 8-bit pictures."""
     pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     return [Image.fromarray(array) for array in pixels]

@@ -1,14 +1,13 @@
-"""Jobs -> images -> predictions: the part of an evaluation that costs time, in batches, and resumable job by job.
+"""Jobs -> images -> predictions: the expensive part of an evaluation, in batches, resumable job by job.
 
-A prediction is kept for (job, key), where the key is a hash of everything that decides it: model weights and settings,
-sampling, judges, dtype, device and library versions. What is there already is not drawn again. Nothing that an earlier
+A prediction is stored for (job, key); the key is a hash of everything that determines it: model weights and settings,
+sampling, judges, dtype, device and library versions. Stored predictions are not drawn again. Nothing that an earlier
 evaluation left in the folder is replaced before all pictures are drawn and judged.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,28 +17,30 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from cgru import processes
+from cgru import distributed
 from cgru.backbones.base import Backbone
-from cgru.evaluation.base import NOTHING, Detection, Job, Predictions, Sampling, stable_hash
+from cgru.evaluation.base import NOTHING, Detection, Job, Predictions, stable_hash
 from cgru.evaluation.drawing import Gallery, draw_jobs, mend, to_pictures
-from cgru.evaluation.eyes import Detector, Eye
-from cgru.evaluation.store import PredictionFile, Row, is_whole_png, job_row, pack, unpack, write_atomic, write_lines
+from cgru.evaluation.judges.features import Eye, ObjectDetector
+from cgru.evaluation.picture_grid import save_png
+from cgru.evaluation.store import PredictionFile, Row, is_whole_png, job_row, pack, unpack, write_lines
+from cgru.tasks import Sampling
 
 Progress = Callable[[int, int], None]
-"""Called with (pictures done, pictures in all)."""
+"""Called with (pictures done, total pictures)."""
 
 
 @dataclass(frozen=True)
-class Panel:
-    """The judges of a benchmark; one of them, which may be without labels, also gives the features that are kept."""
+class JudgePanel:
+    """The judges of a benchmark. One of them, which may have no labels, also provides the stored features."""
 
     judges: Mapping[str, Eye]
     feature_judge: str
 
     def rows(self, jobs: Sequence[Job], images: Tensor, broken: np.ndarray, key: str) -> list[Row]:
-        """What every judge says about a batch, one row per job; `broken` (n,) pictures show nothing by definition."""
+        """Return the judges' answers for a batch, one row per job; `broken` (n,) pictures are judged NOTHING."""
         seen = {name: judge.look(images) for name, judge in self.judges.items()}
         features = seen[self.feature_judge][1].cpu().numpy()
         chances = {name: result[0].double().cpu().numpy() for name, result in seen.items() if name in self._labels}
@@ -53,7 +54,7 @@ class Panel:
         ]
 
     def collect(self, rows: Sequence[Row]) -> Predictions:
-        """Rows back as arrays."""
+        """Convert rows back to arrays."""
         chances = {name: np.array([row["probabilities"][name] for row in rows]) for name in self._labels}
         features = np.stack([unpack(row["features"]) for row in rows])
         detections = {name: [_detections(row["detections"][name]) for row in rows] for name in self._detectors}
@@ -64,11 +65,11 @@ class Panel:
         return {name: judge.labels for name, judge in self.judges.items() if judge.labels}
 
     @property
-    def _detectors(self) -> dict[str, Detector]:
-        return {name: judge for name, judge in self.judges.items() if isinstance(judge, Detector)}
+    def _detectors(self) -> dict[str, ObjectDetector]:
+        return {name: judge for name, judge in self.judges.items() if isinstance(judge, ObjectDetector)}
 
     def _found(self, images: Tensor, broken: np.ndarray) -> list[Row]:
-        """What the detectors add to each row; nothing where there are none."""
+        """Return what detectors add to each row; empty rows without detectors."""
         seen = {name: detector.detect(images) for name, detector in self._detectors.items()}
         if not seen:
             return [{} for _ in broken]
@@ -83,9 +84,10 @@ class Panel:
 
 
 def fingerprint(backbone: Backbone) -> str:
-    """sha256 over the settings of all parts the backbone holds, and names, types and bits of all their weights."""
+    """Return the sha256 of the settings of all parts of the backbone and the names, types and bits of its weights."""
     digest = hashlib.sha256()
-    for name, part in sorted(vars(backbone).items()):
+    parts = {"backbone": backbone} if isinstance(backbone, nn.Module) else vars(backbone)
+    for name, part in sorted(parts.items()):
         digest.update(f"{name} {stable_hash(settings_of(part))}".encode())
         if isinstance(part, nn.Module):
             for place, weight in part.state_dict().items():
@@ -95,16 +97,18 @@ def fingerprint(backbone: Backbone) -> str:
 
 
 def settings_of(part: object) -> dict[str, Any]:
-    """What decides a part's behaviour beside weights, as JSON: the config of a network or scheduler, a vocabulary.
+    """Return, as JSON, what determines a part's behaviour besides weights: a network's config, a vocabulary.
 
-    Left out: where it was read from, which library wrote it (keys with an underscore), and a tokenizer's last call.
+    Excludes where it was read from, the library that wrote it (keys with an underscore), and a tokenizer's last call.
     """
     if isinstance(part, PreTrainedTokenizerBase):
         state = json.loads(part.backend_tokenizer.to_str())
         kept = {key: value for key, value in state.items() if key not in ("version", "truncation", "padding")}
         return {**kept, "model_max_length": part.model_max_length}
-    config = getattr(part, "config", {})  # diffusers and transformers share no class for it
-    table = config if isinstance(config, Mapping) else config.to_dict()
+    config = getattr(part, "config", {})  # diffusers and transformers have no common class with a config
+    table = config.to_dict() if isinstance(config, PretrainedConfig) else config
+    if not isinstance(table, Mapping):  # a user's own network
+        return {"config": repr(table)}
     return {key: value for key, value in table.items() if not key.startswith("_") and key != "transformers_version"}
 
 
@@ -115,7 +119,7 @@ def _detections(rows: Sequence[Row]) -> list[Detection]:
 def predict(
     backbone: Backbone,
     jobs: Sequence[Job],
-    panel: Panel,
+    panel: JudgePanel,
     sampling: Sampling,
     *,
     folder: Path,
@@ -126,19 +130,19 @@ def predict(
     gallery: Gallery | None = None,
     mark: str = "",
 ) -> Predictions:
-    """Draw and judge what is not there yet; writes jobs.jsonl, predictions.jsonl and the grid's pictures.
+    """Draw and judge pictures without a stored prediction; write jobs.jsonl, predictions.jsonl and the grid's pictures.
 
-    Among processes each draws its share into a file of its own; the main one, which puts them together, tells all.
-    `padded` draws the last, shorter batch at full size, as a compiled denoiser wants it. Pictures that `gallery` has of
-    the model with the fingerprint `mark` are not drawn again.
+    With several processes each draws its share into a file of its own; the main one merges them and reports to all.
+    `padded` draws the last, shorter batch at full size, as a compiled denoiser requires. Pictures in `gallery` by the
+    model with the fingerprint `mark` are not drawn again.
     """
     pad_to = batch_size if padded else 0
     samples = folder / "samples" / key
     samples.mkdir(parents=True, exist_ok=True)
     file = PredictionFile(folder, key)
-    todo = processes.from_main(lambda: missing_jobs(jobs, file.read(), samples))
-    todo = sorted(todo, key=lambda job: job.guidance or 0.0)  # stable: what shares a guidance can be drawn together
-    mine = todo[processes.share(len(todo))]
+    todo = distributed.from_main(lambda: missing_jobs(jobs, file.read(), samples))
+    todo = sorted(todo, key=lambda job: job.guidance or 0.0)  # stable; jobs with equal guidance share a batch
+    mine = todo[distributed.share(len(todo))]
 
     def pictures(model: Backbone, batch: Sequence[Job]) -> Tensor:
         if gallery:
@@ -151,47 +155,45 @@ def predict(
             batch = mine[start : start + batch_size]
             images, broken = mend(pictures(backbone, batch))
             save_samples(samples, batch, images)
-            file.append(panel.rows(batch, images, broken, key))  # after the pictures: a row means that the job is done
-            left = len(todo) * (len(mine) - start - len(batch)) // len(mine)  # the others are as far as this one
+            file.append(panel.rows(batch, images, broken, key))  # after the pictures: a row marks the job as done
+            left = len(todo) * (len(mine) - start - len(batch)) // len(mine)  # assumes equal progress in all processes
             progress(len(jobs) - left, len(jobs))
 
-    processes.alike(draw_mine)
-    return panel.collect(processes.from_main(lambda: finish(file, jobs)))
+    distributed.alike(draw_mine)
+    return panel.collect(distributed.from_main(lambda: finish(file, jobs)))
 
 
 def missing_jobs(jobs: Sequence[Job], rows: Mapping[str, Row], samples: Path) -> list[Job]:
-    """The jobs without a row, or without the picture that is kept of them."""
+    """Return the jobs without a row, or without their stored picture."""
     lost = {job.id for job in jobs if is_shown(job) and not is_whole_png(sample_path(samples, job))}
     return [job for job in jobs if job.id not in rows or job.id in lost]
 
 
 def finish(file: PredictionFile, jobs: Sequence[Job]) -> list[Row]:
-    """Put together what was found, in job order; replaces what was in the folder before."""
+    """Merge what was found, in job order; replaces what was in the folder before."""
     rows = file.read()
     if lost := sum(job.id not in rows for job in jobs):
         allowed = "allowed: one folder that all processes write to. Choose another --out."
-        raise ValueError(f"{lost} of {len(jobs)} predictions did not come to {str(file.folder)!r}; {allowed}")
+        raise ValueError(f"{lost} of {len(jobs)} predictions are missing in {str(file.folder)!r}; {allowed}")
     ordered = {job.id: rows[job.id] for job in jobs}
     write_lines(file.folder / "jobs.jsonl", [job_row(job) for job in jobs])
-    (file.folder / "grid.png").unlink(missing_ok=True)  # it shows what was here before
-    file.finish([*(ordered | rows).values()])  # pictures beyond these jobs too: they cost as much
+    (file.folder / "grid.png").unlink(missing_ok=True)  # it shows the earlier evaluation
+    file.finish([*(ordered | rows).values()])  # including pictures of other jobs, which were expensive too
     return [*ordered.values()]
 
 
 def is_shown(job: Job) -> bool:
-    """Whether the job's picture is kept for the grid: the first of each prompt; none where none has an index."""
+    """Return whether the job's picture is stored for the grid: the first of each prompt; False without an index."""
     return job.labels.get("index") == 0
 
 
 def sample_path(samples: Path, job: Job) -> Path:
-    """Where the picture of a shown job lies."""
+    """Return the path of a stored picture."""
     return samples / f"{job.id}.png"
 
 
 def save_samples(samples: Path, jobs: Sequence[Job], images: Tensor) -> None:
-    """Keep the pictures of shown jobs as PNG."""
+    """Store the pictures of shown jobs as PNG."""
     for job, picture in zip(jobs, to_pictures(images), strict=True):
         if is_shown(job):
-            buffer = io.BytesIO()
-            picture.save(buffer, format="PNG")
-            write_atomic(sample_path(samples, job), buffer.getvalue())
+            save_png(sample_path(samples, job), picture)

@@ -1,9 +1,9 @@
 """One evaluation from a request to scores.json.
 
-`prepare` checks and loads everything and writes nothing: a user's mistake surfaces there. `run` does the work. A model
-that is not the base itself is scored beside its base on the same jobs, for the floor of UA and the ceiling of IRA and
-CRA: an edit beside the model it belongs to, any other model beside Emoji Canvas, or with judges of one's own beside the
-base that the user names.
+`prepare` checks and loads everything and writes nothing, so invalid input is reported there. `run` does the work. A
+model other than the base is scored beside its base on the same jobs, which gives the floor of UA and the ceiling of IRA
+and CRA. The base of an edit is the model it belongs to. For any other model it is Emoji Canvas or, with the user's own
+judges, the model that the user names.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cgru import processes
-from cgru.backbones import load_model
-from cgru.backbones.base import Backbone
-from cgru.backbones.compiled import compile_denoiser
-from cgru.edits import Edit, base_model, find_edit, load_edit
-from cgru.evaluation.assets import EMBEDDED, is_embedded, model_source
+from cgru import distributed
+from cgru.atomic_io import atomic_write, to_json
+from cgru.backbones import is_own_loader, load_model
+from cgru.backbones.base import Backbone, classes_of
+from cgru.edit_folder import base_model, find_edit
+from cgru.edits import Edit, load_edit
+from cgru.embedded import EMBEDDED, is_embedded, model_source
 from cgru.evaluation.base import BASE_REFERENCE, Benchmark, Job, Predictions, stable_hash
 from cgru.evaluation.drawing import Gallery, default_batch, draw
-from cgru.evaluation.eyes import Eye, load_eyes
+from cgru.evaluation.judges.features import Eye, load_eyes
 from cgru.evaluation.request import RESCORED, Request, check_counts, default_name, default_parent, find_benchmark
-from cgru.evaluation.runner import Panel, fingerprint, predict
-from cgru.evaluation.store import SCORES, check_contents, check_protocol, check_writable, scores_pending, write_json
+from cgru.evaluation.runner import JudgePanel, fingerprint, predict
+from cgru.evaluation.store import SCORES, check_contents, check_protocol, check_writable, scores_pending
+from cgru.fast.compile import compile_denoiser
 from cgru.lineage import STAMP, Kinship, check_judges, judge_lineage, trainers_of
 from cgru.tasks import UnlearnTask
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "numpy", "pillow")
 COUNTS = ("images", "target_images")
-"""Keys of a protocol that say how many pictures were drawn."""
+"""Keys of a protocol that count the pictures drawn."""
 Progress = Callable[[str, int, int], None]
-"""Called with (what is being drawn, pictures done, pictures in all)."""
+"""Called with (what is being drawn, pictures done, pictures in total)."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ class Session:
     benchmark: Benchmark
     task: UnlearnTask | None
     jobs: Sequence[Job]
-    panel: Panel
+    panel: JudgePanel
     backbone: Backbone
     edit: Edit | None
     base: Backbone | None
-    """What the backbone is compared with; the backbone itself when there is an edit."""
+    """The model that the backbone is compared with; the backbone itself if there is an edit."""
     fingerprint: str
     out: Path
     kinship: Kinship
@@ -60,13 +62,13 @@ class Session:
 
 
 def evaluate(model: str | Path, benchmark: str = "canvas", **settings: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Score a model on a benchmark; the contents of scores.json. Settings are the fields of `Request`."""
+    """Score a model on a benchmark and return the contents of scores.json. Settings are the fields of `Request`."""
     return run(prepare(Request(str(model), benchmark, **settings)))
 
 
 def prepare(request: Request) -> Session:
-    """Check and load, cheap checks first; raises ValueError or OSError for a user's mistake (in all processes)."""
-    return processes.alike(lambda: _prepared(request))
+    """Check and load everything, cheap checks first; invalid input raises ValueError or OSError, in all processes."""
+    return distributed.alike(lambda: _prepared(request))
 
 
 def _prepared(request: Request) -> Session:
@@ -76,39 +78,43 @@ def _prepared(request: Request) -> Session:
     edit_file = find_edit(request.model)
     is_foreign = request.judges is not None or request.source is not None
     if request.base is not None and edit_file is None and not is_foreign:
-        allowed = "allowed with a LoRA file or a run folder only. Leave --model out."
-        raise ValueError(f"--model {request.base!r} names the base of a LoRA, and {request.model!r} is none; {allowed}")
+        allowed = "allowed with a run folder, an edit or a LoRA file only. Leave --model out."
+        raise ValueError(
+            f"--model {request.base!r} names the base of an edit, and {request.model!r} is none; {allowed}"
+        )
     check_writable(request.out or default_parent(request))
-    edit = load_edit(edit_file) if edit_file else None
+    edit = load_edit(edit_file, allow_hooks=request.allow_hooks) if edit_file else None
     name = request.base or base_model(request.model, default=EMBEDDED) if edit else request.model
     backbone = _load(name, request)
     if edit:
         with edit.applied(backbone):
-            pass  # a LoRA of another model is refused here, before anything is written
+            pass  # an edit of another model is refused here, before anything is written
     base = _base(request, name, backbone, edit)
     _check_reference(request, benchmark.protocol(task), base)
     mark = fingerprint(backbone) if edit is None else stable_hash([fingerprint(backbone), edit.fingerprint])
     judges = load_eyes(benchmark, root=request.root, device=backbone.device)
     lineages = {name: judge_lineage(judge.lineage, judge.weights_sha256) for name, judge in judges.items()}
-    kinship = check_judges(lineages, trainers_of(request.model, edit_file), request.allow_judge)
+    kinship = check_judges(lineages, trainers_of(request.model, edit_file, request.root), request.allow_judge)
     out = request.out or default_parent(request) / default_name(request, benchmark, task, mark)
     for folder in (out, out / "base"):
         check_contents(folder)
-    panel = Panel(judges, benchmark.feature_judge)
-    session = Session(request, benchmark, task, benchmark.jobs(task), panel, backbone, edit, base, mark, out, kinship)
+    jobs = benchmark.jobs(task)
+    _check_prompts(request, jobs, backbone)
+    panel = JudgePanel(judges, benchmark.feature_judge)
+    session = Session(request, benchmark, task, jobs, panel, backbone, edit, base, mark, out, kinship)
     check_protocol(out, _fixed(session))
     return session
 
 
 def run(session: Session, progress: Progress = lambda what, done, total: None) -> dict[str, Any]:
-    """Draw, judge and score; scores.json is written last, and no earlier one is there while it is not true.
+    """Draw, judge and score. An older scores.json is moved aside first and the new one written last.
 
-    Among processes each draws its share; the main one scores and writes, and tells all.
+    With several processes, each draws its share; the main one scores, writes the files and sends the result to all.
     """
     session = _compiled(session)
     check_protocol(session.out, _fixed(session))  # again: what was to be compiled may have stayed eager
     with ExitStack() as stack:
-        processes.from_main(lambda: stack.enter_context(scores_pending(session.out)))
+        distributed.from_main(lambda: stack.enter_context(scores_pending(session.out)))
         base = _measure_base(session, progress)
         found = _measure_model(session, progress)
         scores = {
@@ -117,16 +123,16 @@ def run(session: Session, progress: Progress = lambda what, done, total: None) -
             "protocol": _protocol(session),
             **found.record,
             "base": base.record if base else None,
-            "change": processes.from_main(lambda: _change(session, base, found)),
+            "change": distributed.from_main(lambda: _change(session, base, found)),
             "notices": list(session.kinship.notices),
         }
-        processes.from_main(lambda: write_json(session.out / SCORES, scores))
+        distributed.from_main(lambda: atomic_write(session.out / SCORES, to_json(scores)))
     return scores
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the judges said of a model, and its part of scores.json."""
+    """The judges' predictions for a model, and its part of scores.json."""
 
     predictions: Predictions
     record: dict[str, Any]
@@ -169,13 +175,13 @@ def _measure(session: Session, backbone: Backbone, mark: str, folder: Path, what
         progress=lambda done, total: progress(what, done, total),
         padded=session.request.compile,
     )
-    score = processes.from_main(lambda: session.benchmark.score(session.task, session.jobs, predictions))
+    score = distributed.from_main(lambda: session.benchmark.score(session.task, session.jobs, predictions))
     found = {name: measurement.record() for name, measurement in score.measurements.items()}
     return Findings(predictions, {"measurements": found, "broken_images": predictions.broken, **score.tables})
 
 
 def _compiled(session: Session) -> Session:
-    """The session with its denoisers compiled; where that fails its request says so, and with it protocol and key."""
+    """The session with compiled denoisers; if compiling fails, its request, protocol and key record `compile=False`."""
     if not session.request.compile:
         return session
     size, once = _batch_size(session), replace(session.benchmark.sampling, steps=1)
@@ -191,11 +197,15 @@ def _batch_size(session: Session) -> int:
 
 def _protocol(session: Session) -> dict[str, Any]:
     own = session.benchmark.protocol(session.task)
+    if session.task:  # a benchmark may record more about its target
+        concept = session.task.concept
+        own = {"target": {"name": concept.name, "kind": concept.kind}} | own
     return {**own, **_provenance(session), **session.kinship.stamp, "model": _identity(session)}
 
 
 def _fixed(session: Session) -> dict[str, Any]:
-    """What must be equal for a result to take the place of another: all but the model and, if they may grow, counts."""
+    """The parts of a protocol that must be equal for a result to replace another: all but the model and, if the
+    benchmark allows more pictures later, their number."""
     benchmark, protocol = session.benchmark, _protocol(session)
     free = {"model", *RESCORED, *(() if "variant" in protocol else COUNTS)}  # with a variant: biased in the number
     fixed = {name: value for name, value in protocol.items() if name not in free}
@@ -203,7 +213,7 @@ def _fixed(session: Session) -> dict[str, Any]:
 
 
 def _provenance(session: Session) -> dict[str, Any]:
-    """What decides a prediction beside job and model weights; part of the key of stored predictions."""
+    """Everything besides job and model weights that a prediction depends on; part of the key of stored predictions."""
     judges = {name: _judge_record(judge) for name, judge in session.panel.judges.items()}
     return {
         **asdict(session.benchmark.sampling),
@@ -235,11 +245,22 @@ def _base(request: Request, name: str, backbone: Backbone, edit: Edit | None) ->
         return None
     if edit:
         return backbone
-    if request.judges is not None or request.source is not None:
+    if request.judges is not None or request.source is not None or is_own_loader(name):
         return _load(request.base, request) if request.base else None  # Emoji Canvas knows nothing of such prompts
     if request.reference is not None or is_embedded(name, request.root):
-        return None  # a reference takes the place of a base that the model does not come from
+        return None  # with reference pictures, an unrelated base is not needed
     return _load(EMBEDDED, request)
+
+
+def _check_prompts(request: Request, jobs: Sequence[Job], backbone: Backbone) -> None:
+    """Refuse prompts that a model without text input has no class for."""
+    classes = classes_of(backbone)
+    strange = [job.prompt for job in jobs if classes and job.prompt not in classes]
+    if strange:
+        raise ValueError(
+            f"benchmark {request.benchmark!r} draws {strange[0]!r}, but {backbone.name!r} reads no prompts beside "
+            f"{', '.join(classes)}; allowed: a benchmark of your own with these. Give --benchmark module:function."
+        )
 
 
 def _check_reference(request: Request, protocol: Mapping[str, Any], base: Backbone | None) -> None:

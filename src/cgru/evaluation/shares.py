@@ -1,7 +1,8 @@
-"""Outcomes of pictures as measurements: shares, means, counts and reductions, each with its interval.
+"""Measurements from outcomes of pictures: shares, means, counts and reductions, each with its interval.
 
-Pictures come with a cluster (their prompt, the unit of resampling) and a stratum (their label, averaged unweighted).
-Every label has equally many pictures, so the pooled share, which Wilson's interval is of, is that average.
+Each picture has a cluster (its prompt, the unit of resampling) and a stratum (its label; labels are averaged
+unweighted). All labels have equally many pictures, so the pooled share that Wilson's interval describes is the same
+average.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cgru.evaluation.base import Better, Measurement
-from cgru.evaluation.statistics import (
+from cgru.evaluation.intervals import (
     RESAMPLES,
     cluster_bootstrap,
     paired_reduction,
@@ -22,14 +23,14 @@ from cgru.evaluation.statistics import (
 )
 
 BOOTSTRAP = {"resamples": RESAMPLES, "unit": "prompt", "strata": "label", "level": 0.95}
-"""How every bootstrap here is made, for a benchmark's protocol."""
+"""Parameters of every bootstrap here, for a benchmark's protocol."""
 
 
 def share(outcomes: np.ndarray, clusters: Sequence[str], strata: Sequence[str], better: Better) -> Measurement:
-    """The share of pictures with outcome 1, with the wider of two intervals.
+    """Return the share of pictures with outcome 1, with the wider of two intervals.
 
-    The bootstrap knows that pictures of a prompt go together, but near 0 and 1 it shrinks to a point, which would claim
-    certainty; Wilson's does the opposite.
+    The bootstrap accounts for the dependence of pictures of one prompt, but shrinks to a point near 0 and 1, which
+    would claim certainty; Wilson's interval has the opposite strengths.
     """
     n = len(outcomes)
     parts = {"wilson": wilson(int(outcomes.sum()), n), "bootstrap": cluster_bootstrap(outcomes, clusters, strata)}
@@ -39,7 +40,7 @@ def share(outcomes: np.ndarray, clusters: Sequence[str], strata: Sequence[str], 
 
 
 def mean(values: np.ndarray, clusters: Sequence[str], strata: Sequence[str], better: Better) -> Measurement:
-    """The mean of probabilities, with its cluster bootstrap."""
+    """Return the mean of probabilities with its cluster bootstrap."""
     low, high = cluster_bootstrap(values, clusters, strata)
     value = stratified_mean(values, strata)
     return Measurement(value, low, high, len(values), "proportion", better, "cluster bootstrap")
@@ -48,10 +49,10 @@ def mean(values: np.ndarray, clusters: Sequence[str], strata: Sequence[str], bet
 def reduction(
     before: np.ndarray, after: np.ndarray, clusters: Sequence[str], strata: Sequence[str]
 ) -> Measurement | None:
-    """1 - share(after) / share(before) of the same pictures; None where `before` has no outcome 1.
+    """Return 1 - share(after) / share(before) for the same pictures; None if `before` has no outcome 1.
 
-    The wider of the paired bootstrap and what Wilson's interval of `after` gives with `before` taken as it is: with
-    nothing left after, the bootstrap alone would claim certainty.
+    The interval is the wider of the paired bootstrap and of Wilson's interval of `after` with `before` taken as exact:
+    if nothing is left after, the bootstrap alone would claim certainty.
     """
     base = stratified_mean(before, strata)
     if base == 0:
@@ -68,9 +69,10 @@ def reduction(
 
 
 def count(counts: np.ndarray, clusters: Sequence[str], better: Better) -> Measurement:
-    """Mean count per picture, with the wider of the cluster bootstrap and the score interval of a Poisson count.
+    """Return the mean count per picture, with the wider of cluster bootstrap and Poisson score interval.
 
-    Counts of one picture go together, which the bootstrap knows; with nothing counted it alone would claim certainty.
+    The bootstrap accounts for the dependence of counts in one picture; if nothing is counted, it alone would claim
+    certainty.
     """
     n, alike = len(counts), ["all"] * len(counts)
     low, high = poisson_score(int(counts.sum()))
@@ -81,7 +83,7 @@ def count(counts: np.ndarray, clusters: Sequence[str], better: Better) -> Measur
 
 
 def count_reduction(before: np.ndarray, after: np.ndarray, clusters: Sequence[str]) -> Measurement | None:
-    """`reduction` for counts: 1 - all of `after` / all of `before`; None where `before` has none."""
+    """Return `reduction` for counts: 1 - total(after) / total(before); None if `before` has none."""
     base = float(before.sum())
     if base == 0:
         return None

@@ -1,15 +1,14 @@
-"""The files of one evaluation: jobs.jsonl, predictions.jsonl, scores.json and the pictures of the grid.
+"""Files of one evaluation: jobs.jsonl, predictions.jsonl, scores.json and the pictures of the grid.
 
-scores.json is written last: where it is, the folder is complete. While a new evaluation works in the same folder, the
-earlier one's is called scores.previous.json. Finished files appear under their name only when whole (temporary name,
-flush, rename). While a run is under way its predictions are appended to predictions.partial.jsonl, batch by batch, so
-that a killed run continues where it stopped.
+scores.json is written last: a folder that has it is complete. While a new evaluation runs in the same folder, the
+earlier file is kept as scores.previous.json. Files get their final name only when complete (temporary name, flush,
+rename). A running evaluation appends its predictions to predictions.partial.jsonl, batch by batch, so that it can
+continue after a kill.
 """
 
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import tempfile
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from cgru import processes
+from cgru import distributed
+from cgru.atomic_io import atomic_write, parse_json
 from cgru.evaluation.base import Job
 
 Row = dict[str, Any]
@@ -34,28 +33,8 @@ PNG_END = b"\0\0\0\0IEND\xaeB\x60\x82"
 ANOTHER_PLACE = "allowed: a new folder, or one of the same evaluation. Choose another --out."
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a whole file or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)  # there only if the disk was full or the program was stopped
-
-
-def save_picture(path: Path, picture: Image.Image) -> None:
-    """A whole PNG or nothing."""
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    write_atomic(path, buffer.getvalue())
-
-
 def is_whole_png(path: Path) -> bool:
-    """Whether a PNG is there to its end; one that was copied half, or lost its end with the power, is not."""
+    """Return whether a complete PNG exists; a truncated one (half copied, power failure) does not count."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -63,23 +42,18 @@ def is_whole_png(path: Path) -> bool:
         return file.read() == PNG_END
 
 
-def write_json(path: Path, value: object) -> None:
-    """One JSON document, indented for people."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """One JSON record per line."""
-    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    """Write one JSON record per line."""
+    atomic_write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def check_writable(folder: Path) -> None:
-    """Fail before any work if `folder` cannot be made or written; leaves nothing behind."""
+    """Raise before any work if `folder` cannot be created or written to; leaves nothing behind."""
     parent = folder
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
     try:
-        # A real file is tried: permission bits say nothing about read-only or virtual file systems.
+        # Try a real file: permission bits say nothing about read-only or virtual file systems.
         tempfile.TemporaryFile(dir=parent).close()
     except OSError as error:
         reason = error.strerror or str(error)
@@ -88,7 +62,7 @@ def check_writable(folder: Path) -> None:
 
 
 def check_contents(folder: Path) -> None:
-    """Fail before any work if something in `folder` is in the way of an evaluation's files or would be lost."""
+    """Raise before any work if `folder` contains something that would block an evaluation's files or be lost."""
     for name in (*FILES, *FOLDERS):
         path = folder / name
         if path.exists() and path.is_dir() != (name in FOLDERS):
@@ -98,25 +72,25 @@ def check_contents(folder: Path) -> None:
 
 
 def check_protocol(folder: Path, expected: Mapping[str, Any]) -> None:
-    """Fail before any work if `folder` holds scores of a benchmark or protocol that differs from the expected one.
+    """Raise before any work if `folder` holds scores of another benchmark or protocol than the expected one.
 
-    Scores that a stopped evaluation has set aside count as well.
+    Scores set aside by an interrupted evaluation count as well.
     """
     for path in (path for path in (folder / SCORES, folder / PREVIOUS) if path.is_file()):
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = parse_json(path.read_text(encoding="utf-8"))
             found = {"benchmark": stored["benchmark"], "version": stored["version"], **stored["protocol"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{str(path)!r} holds no scores of cgru, or not all of them; {ANOTHER_PLACE}") from error
-        wanted = json.loads(json.dumps(expected))  # as read back from a file
+            raise ValueError(f"{str(path)!r} is not a complete scores.json of cgru; {ANOTHER_PLACE}") from error
+        wanted = json.loads(json.dumps(expected))  # in the form it has when read from a file
         if differing := [name for name in wanted if found.get(name) != wanted[name]]:
-            what = f"results of another protocol (other {', '.join(differing)})"
+            what = f"results of another protocol (different {', '.join(differing)})"
             raise ValueError(f"{str(path)!r} holds {what}, which would be lost; {ANOTHER_PLACE}")
 
 
 @contextmanager
 def scores_pending(folder: Path) -> Iterator[None]:
-    """While inside, and after a failure inside, there is no scores.json; the earlier one is kept under another name."""
+    """Keep scores.json under another name inside the block and after a failure in it, so no stale one is ever read."""
     if (folder / SCORES).is_file():
         (folder / SCORES).replace(folder / PREVIOUS)
     yield
@@ -132,70 +106,70 @@ class PredictionFile:
 
     @property
     def whole(self) -> Path:
-        """All predictions: those of the last evaluation in job order, then others of the same key."""
+        """Return the file of all predictions: the last evaluation's in job order, then others with the same key."""
         return self.folder / "predictions.jsonl"
 
     @property
     def partial(self) -> Path:
-        """What a run under way has so far; each of several processes has its own."""
-        who = f"-{processes.rank()}" if processes.rank() else ""
+        """Return the file that a running evaluation appends to; each process has its own."""
+        who = f"-{distributed.rank()}" if distributed.rank() else ""
         return self.folder / f"predictions.partial{who}.jsonl"
 
     @property
     def partials(self) -> list[Path]:
-        """Those of all processes, also of a run that had more of them."""
+        """Return the partial files of all processes, including those of an earlier run with more processes."""
         return sorted(self.folder.glob("predictions.partial*.jsonl"))
 
     def read(self) -> dict[str, Row]:
-        """Rows by job id; those of another model or protocol, and a line cut off by a kill, are passed over."""
+        """Return rows by job id; skips rows of another model or protocol, and a truncated last line."""
         rows = list(_rows(self.whole, may_be_cut=False))
         rows += [row for path in self.partials for row in _rows(path, may_be_cut=True)]
         return {row["id"]: row for row in rows if row["key"] == self.key}
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Keep a batch's rows, safe against a kill after this call."""
+        """Append a batch's rows; after this call they survive a kill."""
         with self.partial.open("a", encoding="utf-8") as file:
-            # The leading newline closes a line that a kill may have cut off, so that it spoils no new row.
+            # The leading newline ends a line that a kill may have truncated, so that no new row is damaged.
             file.write("\n" + "".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
             os.fsync(file.fileno())
 
     def finish(self, rows: Sequence[Row]) -> None:
-        """Replace the partial files by the whole one."""
+        """Replace the partial files by the complete one."""
         write_lines(self.whole, rows)
         for path in self.partials:
             path.unlink()
 
 
 def _rows(path: Path, *, may_be_cut: bool) -> Iterator[Row]:
-    """The rows of a file, none if there is no file; an error if it holds something else than predictions."""
+    """Yield the rows of a file, none if it does not exist; raise ValueError for anything but predictions."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            # Written whole, but perhaps copied half: then it ends in one of our lines, without its end.
+            row = parse_json(line)
+        except ValueError:
+            # The file was written completely but may have been copied halfway: then its last line is truncated.
             if may_be_cut or (number == len(lines) and line.startswith('{"id": "')):
                 continue  # that job is drawn again
             row = None
         if not isinstance(row, dict) or not {"id", "key"} <= row.keys():
-            raise ValueError(f"{str(path)!r} holds {line[:40]!r}, which is no prediction of cgru; {ANOTHER_PLACE}")
+            raise ValueError(f"{str(path)!r} holds {line[:40]!r}, which is not a prediction of cgru; {ANOTHER_PLACE}")
         yield row
 
 
 def job_row(job: Job) -> Row:
-    """A job as a line of jobs.jsonl."""
+    """Return a job as a row of jobs.jsonl."""
     own = {} if job.guidance is None else {"guidance": job.guidance}
     return {"id": job.id, "prompt": job.prompt, "seed": job.seed, "labels": dict(job.labels), **own}
 
 
 def pack(features: np.ndarray) -> str:
-    """A float32 vector as base64: exact, and a fifth of its decimal digits."""
+    """Encode a float32 vector as base64: exact, and a fifth of the size of its decimal digits."""
     return base64.b64encode(features.astype("<f4").tobytes()).decode()
 
 
 def unpack(text: str) -> np.ndarray:
-    """The inverse of `pack`."""
+    """Decode what `pack` encoded."""
     return np.frombuffer(base64.b64decode(text), dtype="<f4")

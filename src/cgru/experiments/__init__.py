@@ -1,5 +1,6 @@
-"""The paper's experiments as committed definitions, and what runs them.
+"""The definitions of the paper's experiments, and their runners.
 
-`cells` is what one piece of work is, `scales` how much of it, `paper` which cells make which table of the paper, `work`
-does them, resumable. The page is report/reproduction.py's, which reads only the files that are left behind.
+`cells` defines one unit of work, `scales` the sizes of the experiments, `paper` the cells of each table of the paper.
+`local_runner` runs cells on this machine and can resume; `sweep` and `cluster` run them on Ray. report/paper/page.py
+makes the page from their files.
 """

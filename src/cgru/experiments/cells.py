@@ -1,7 +1,7 @@
-"""A cell: one model of an experiment (a run to train, or the base) and everything that is measured of it.
+"""A cell: one model of an experiment (a run to train, or the base) and all of its measurements.
 
-Cells are plain data: equal on every machine, written to plan.json, and hashed, so that a result is known to belong to
-the definition that made it. The commands of a cell make the same by hand.
+Cells are plain data, equal on every machine. They are written to plan.json and hashed, so that a result can be matched
+with the definition that produced it. A cell also lists the commands that give the same result by hand.
 """
 
 from __future__ import annotations
@@ -68,34 +68,35 @@ class Cell:
     concept: str | None = None
     method: str = "cgru"
     preset: str = "demo"
+    """Empty for a method without presets."""
     seed: int = 0
     settings: tuple[str, ...] = ()
     """key=value, laid over the preset."""
     stage: Literal["critic", "policy"] = "policy"
-    """How far it is trained; the ablation of critics needs no policy."""
+    """How much of the run is trained; the critics' ablation needs no policy."""
     measures: tuple[Measure, ...] = ()
     assaults: tuple[Assault, ...] = ()
     missing: str = ""
-    """What this cell needs and was not given: it is not run, and the page says so."""
+    """Missing data; if not empty, the cell is not run, and the page lists what is missing."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal definitions; a result of another definition is not taken for this one's."""
+        """A hash of the definition; a result with another fingerprint is not used for this cell."""
         return stable_hash(asdict(self))[:16]
 
     def config(self, device: str) -> RunConfig:
-        """The settings of its run; only for a cell with a concept."""
+        """The settings of the cell's run; only for a cell with a concept."""
         assert self.concept is not None
         return resolve_config(
             self.concept,
             model=self.model,
             method=self.method,
-            preset_name=self.preset,
+            preset_name=self.preset or None,
             overrides=[f"seed={self.seed}", f"device={device}", *self.settings],
         )
 
     def commands(self, run: Path | None, device: str) -> list[str]:
-        """What makes the same by hand; `run` is the folder of its run."""
+        """The commands that give the same result by hand; `run` is the folder of the cell's run."""
         subject, where = str(run or self.model), ["--device", device]
         trained = [] if run is None else [self._unlearn(run.parent, where)]
         measured = [["evaluate", subject, *measure.words, *where] for measure in self.measures]
@@ -104,8 +105,9 @@ class Cell:
 
     def _unlearn(self, out: Path, where: list[str]) -> list[str]:
         assert self.concept is not None
-        names = ["--model", self.model, "--method", self.method, "--preset", self.preset, "--seed", str(self.seed)]
-        # A critic is fitted at the start of a run: the command goes on to a policy, of which one iteration will do.
+        preset = ["--preset", self.preset] if self.preset else []
+        names = ["--model", self.model, "--method", self.method, *preset, "--seed", str(self.seed)]
+        # A critic is fitted at the start of a run; the command then trains a policy, for which one iteration is enough.
         least = ["policy.iterations=1"] if self.stage == "critic" else []
         return ["unlearn", self.concept, *names, *where, "--out", str(out), *self.settings, *least]
 

@@ -1,14 +1,15 @@
-"""Cells on a Ray cluster: each is a task with its share of a device; one that fails is tried again elsewhere.
+"""Cells on a Ray cluster: each is a task with its share of a device; a failed cell is retried, possibly elsewhere.
 
-A cell is `attempt`ed as on one machine, so a worker that is killed loses nothing but the time since the run's last
-checkpoint: the next one opens the same run folder. Hence the sweep's folder must be on storage that all nodes see. A
-worker leaves a note in OUT/at-work that says where it is. Ray is imported here alone, and only when it is asked for.
+A cell runs as on one machine (`attempt`), so a killed worker loses only the work since the run's last checkpoint: the
+next worker opens the same run folder. The sweep's folder must therefore be on storage that all nodes see. Each worker
+writes its host to a note in OUT/at-work. Ray is imported only in this file, and only when it is used.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -20,28 +21,33 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from cgru.disk import atomic_write
+from cgru.atomic_io import atomic_write
 from cgru.experiments.cells import Cell
-from cgru.experiments.work import PLAN, RUNS, Order, Record, attempt, last_line
+from cgru.experiments.local_runner import PLAN, RUNS, Order, Record, attempt, last_line
 from cgru.runs import Run, run_name
 
 AT_WORK = "at-work"
 TICK = 1.0
 """Seconds between two looks at the tasks."""
 PAUSE = 5.0
-"""Seconds before the second try, twice as many before the third: a lost node's last process may still hold the run."""
+"""Seconds before the second try, doubled for the third: a process of a lost node may still hold the run's lock."""
 PATIENCE = 3.0
 """Seconds that a port has to open."""
 LIMIT = 30.0
-"""Seconds that a cluster has to let us in; a loaded machine takes 10 to import Ray."""
+"""Seconds to wait for a cluster; a busy machine needs 10 s to import Ray."""
 PROBE = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nobody was asked
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a tip about it is printed where there are GPUs
 }
 """What Ray reads when it is imported."""
+PRIVATE = {
+    "RAY_AUTH_MODE": "token",  # whoever reaches a port of Ray without the token is refused
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's setting for a single machine: it listens only on 127.0.0.1
+}
+"""Set for every cluster that we start, overriding the environment: a cluster runs any code that a client sends."""
 STORE = 100_000_000
-"""Bytes of the embedded cluster's object store: only records of a few kB travel."""
+"""Bytes of the object store of a cluster that we start; only records of a few kB are sent."""
 SMALLEST = 0.001
 ADVICE = (
     "allowed: HOST:PORT of a Ray head, given on one of its nodes, or auto. Start one with `ray start --head`, or leave "
@@ -50,16 +56,16 @@ ADVICE = (
 
 
 class Pool(Protocol):
-    """Somewhere that cells are worked on; handles are its own, and hashable."""
+    """A place where cells run; its handles are hashable."""
 
     def submit(self, cell: Cell, pause: float) -> Any:  # noqa: ANN401
-        """Queue a cell, to be begun `pause` seconds after it has its device."""
+        """Queue a cell; it starts `pause` seconds after it gets its device."""
 
     def finished(self, handles: Sequence[Any], seconds: float) -> Sequence[Any]:
         """Those that have ended within some seconds."""
 
     def result(self, cell: Cell, handle: Any) -> Record:  # noqa: ANN401
-        """What became of it; also of a worker that is gone."""
+        """The record of a finished task, also if its worker was lost."""
 
     def forget(self, cell: Cell) -> None:
         """Nobody is at work on it any more."""
@@ -67,7 +73,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """What one cell takes of a node: of a GPU, or else of its cores."""
+    """The resources of one cell: part of a GPU, or cores."""
 
     cpus: float
     gpus: float
@@ -83,7 +89,7 @@ class Share:
         return None if self.gpus else max(1, int(self.cpus))
 
     def fits(self, node: Mapping[str, float]) -> bool:
-        """Whether a node, by its resources, has room for it when nothing else is at work there."""
+        """Whether an idle node with these resources has room for a cell."""
         return node.get("CPU", 0.0) >= self.cpus and node.get("GPU", 0.0) >= self.gpus
 
 
@@ -94,13 +100,13 @@ def dispatch(
     again: Callable[[Cell, Record], None],
     tick: Callable[[], None],
 ) -> Iterator[tuple[Cell, Record]]:
-    """All cells at once; each is yielded when it is done, or has failed once more than `retries` times.
+    """Queue all cells, and yield each when it is done or has failed in the first try and all retries.
 
     Args:
-        cells: what to do.
-        pool: where.
-        retries: tries after the first.
-        again: told of each failure that is followed by another try.
+        cells: the cells to run.
+        pool: where they run.
+        retries: number of tries after the first.
+        again: called for each failure that is followed by another try.
         tick: called about every TICK seconds.
     """
     pending = {pool.submit(cell, 0.0): (cell, 1) for cell in cells}
@@ -129,11 +135,11 @@ def check_share(share: float | None) -> None:
 
 
 def fit_share(nodes: Sequence[Mapping[str, float]], device: str, share: float | None) -> Share:
-    """A cell's share where the nodes have room for it: a task that fits nowhere would wait for ever.
+    """The share of a cell; refused if no node has room for it, since Ray would wait for ever.
 
     Args:
-        nodes: resources of each, as Ray counts them.
-        device: auto, cpu or cuda; auto: GPUs where there are some.
+        nodes: resources of each node, as Ray counts them.
+        device: auto, cpu or cuda; auto: GPUs if there are any.
         share: None for one GPU or one core.
     """
     cpus, gpus = (max((node.get(kind, 0.0) for node in nodes), default=0.0) for kind in ("CPU", "GPU"))
@@ -160,12 +166,15 @@ def check_installed() -> None:
 
 
 def connect(address: str | None, limit: float = LIMIT) -> list[Mapping[str, float]]:
-    """Start a cluster on this machine (None), or join one within some seconds; the resources of its nodes.
+    """Start a cluster on this machine (None) or join one within a time limit; returns the resources of its nodes.
 
-    `check_installed` comes before it.
+    Call `check_installed` first.
     """
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-    if address is not None:
+    if address is None:
+        os.environ.update(PRIVATE)
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # inherited by Ray's processes, on no disk
+    else:
         _check_reachable(address)
         _check_cluster(address, limit)
     import ray
@@ -188,14 +197,14 @@ def live_nodes() -> list[Mapping[str, float]]:
 
 
 def disconnect() -> None:
-    """Leave the cluster, or end the one that was started; tasks that are still at work end with it."""
+    """Disconnect from the cluster, or end the one that was started together with its remaining tasks."""
     import ray
 
     ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:
-    """Whether something listens there; `auto` is looked up by Ray itself."""
+    """Check that something listens at the address; `auto` is resolved by Ray itself."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -210,7 +219,8 @@ def _check_reachable(address: str) -> None:
 
 
 def _check_cluster(address: str, limit: float) -> None:
-    """Whether it is Ray. In a process that can be ended: where something else listens, Ray itself waits for minutes."""
+    """Check that Ray answers, in a process that can be ended: if something else listens, Ray itself waits for
+    minutes."""
     command = [sys.executable, "-c", PROBE, address]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit)
@@ -222,19 +232,23 @@ def _check_cluster(address: str, limit: float) -> None:
 
 
 def _no_cluster(address: str | None, why: str) -> ValueError:
-    where = "on this machine" if address in (None, "auto") else f"at {address!r}"
+    if address is None:
+        advice = "Try again when the machine has less to do, or give --address HOST:PORT of a cluster that is up."
+        return ValueError(f"Ray could not be started on this machine ({why}). {advice}")
+    where = "on this machine" if address == "auto" else f"at {address!r}"
     return ValueError(f"no Ray cluster {where} ({why}); {ADVICE}")
 
 
 @contextmanager
 def _needing_cluster() -> Iterator[None]:
-    """What Ray raises here is not a cell's failure: the cluster is gone."""
+    """Turn errors that Ray raises here into a ConnectionError: they mean that the cluster is lost, not that a cell
+    failed."""
     import ray
 
     try:
         yield
     except ray.exceptions.RayError as error:
-        advice = "what is finished is kept. The same command goes on, on another --address if need be."
+        advice = "what is finished is kept. Repeat the command to continue, with another --address if necessary."
         raise ConnectionError(f"the Ray cluster was lost ({_first_line(error)}); {advice}") from error
 
 
@@ -250,7 +264,7 @@ class RayPool:
         import ray
 
         self._order, self._share = order, share
-        # We count the tries ourselves. A process for each cell, so that none inherits another's GPU memory.
+        # Retries are counted in this file. Each cell gets its own process, so that none inherits GPU memory.
         options = {"num_cpus": share.cpus, "num_gpus": share.gpus, "max_retries": 0, "max_calls": 1}
         self._task = ray.remote(**options)(at_node)
 
@@ -284,12 +298,13 @@ class RayPool:
         note_of(self._order.out, cell).unlink(missing_ok=True)
 
     def has_room(self) -> bool:
-        """Whether some node could take a cell; else all wait for one to join."""
+        """Whether any live node could run a cell; if not, all cells wait for a node to join."""
         return any(self._share.fits(node) for node in live_nodes())
 
 
 def explain(error: Exception) -> str:
-    """Why a task has no record: its own errors are records, so Ray could not begin it, or it ended with its worker."""
+    """Why a task has no record: Ray could not start it, or its worker was lost. Errors of the cell itself are
+    records."""
     import ray
 
     if isinstance(error, ray.exceptions.RayTaskError):
@@ -298,7 +313,7 @@ def explain(error: Exception) -> str:
 
 
 def note_of(out: Path, cell: Cell) -> Path:
-    """The file that says where a cell is being worked on; there is none before it has begun."""
+    """The file with the host of a running cell; it exists once the cell has started."""
     return out / AT_WORK / f"{cell.name}.json"
 
 
@@ -310,7 +325,7 @@ def at_node(cell: Cell, order: Order, here: Path, pause: float) -> Record:
     host = socket.gethostname()
     if not (order.out / PLAN).is_file():
         return {"error": f"{host} does not see {str(order.out)!r}; allowed: an --out on storage that all nodes share."}
-    if here.is_dir():  # so that relative paths in settings mean what they meant to the user
+    if here.is_dir():  # relative paths in settings are relative to the user's folder
         os.chdir(here)
     node = ray.get_runtime_context().get_node_id()
     where = {"host": host, "node": node, "pid": os.getpid(), "from_iteration": reached(cell, order)}
@@ -320,8 +335,8 @@ def at_node(cell: Cell, order: Order, here: Path, pause: float) -> Record:
 
 
 def reached(cell: Cell, order: Order) -> int:
-    """The iterations of its run that a checkpoint holds, so which need not be done again."""
-    from cgru.pipeline.observer import POLICY_STAGE
+    """The number of iterations in the last checkpoint of the cell's run, which are not repeated."""
+    from cgru.rl.callbacks import POLICY_STAGE
 
     if cell.concept is None:
         return 0

@@ -1,12 +1,12 @@
 """The experiments of the paper as cells, by table and figure.
 
-    objects  Table 1, per-class table, mix-ups, trade-off and progression (§5.2, §6, App. B): each class is removed
-    safety   nudity table and attack table (§5.3, §6): on Emoji Canvas `hazard` stands for nudity
+    objects  Table 1, per-class table, confusions, trade-off and progression (§5.2, §6, App. B): each class is removed
+    safety   nudity table and attack table (§5.3, §6): on Emoji Canvas `hazard` stands in for nudity
     ddpo     reward curve and gradient variance, CGRU against DDPO on a reward that forgets nothing (§5.1, App. B)
     critic   accuracy and macro precision with and without FiLM (§5.4)
 
-Importance ratios (App. B) are logged by every CGRU run, so they need no cell of their own. The base model is a cell of
-each experiment that compares with it.
+Importance ratios (App. B) are logged by every CGRU run, so they need no separate cell. The base model is a cell in each
+experiment that compares with it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cgru.catalog import unknown
+from cgru.embedded import EMBEDDED, load_lexicon
 from cgru.experiments.cells import Assault, Cell, Measure, Options
 from cgru.experiments.scales import Scale
-from cgru.presets import EMBEDDED
-from cgru.tasks import HAZARD, load_lexicon
+from cgru.tasks import HAZARD
 
 STUDIED = "Dogs"
-"""Words the prompts of `ddpo` and `critic`; nothing forgets it."""
-NEUTRAL = ("retention.kl=0", "sampling.explore=0", "watch.every=0")
+"""The concept whose prompts `ddpo` and `critic` use; it is not forgotten."""
+NEUTRAL = ("retention.kl=0", "watch.every=0")
 """Settings of Emoji Canvas' presets that only unlearning needs."""
 DATA = {
     "prompts": "prompts/sd_prompt_CLASS.txt: 80 training prompts of each class, one a line",
     "judges": "judges: the official UnlearnCanvas classifiers",
-    "nsfw": "nsfw.jsonl: training prompts of NSFW removal, from `cgru prompts caption` and `split`",
+    "nsfw": "nsfw.jsonl: training prompts of NSFW removal, from `cgru prompts caption`",
     "i2p": "i2p.csv: the I2P prompts",
     "nudity": "nudity.csv: the prompts of UnlearnDiffAtk on nudity",
     "mjhq": "MJHQ-30K: pictures and meta_data.json",
 }
-"""What the data folder may hold for a model other than Emoji Canvas; the first word is the place."""
+"""Contents of the data folder for a model other than Emoji Canvas; each text starts with the path."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class World:
 
     model: str
     classes: tuple[str, ...]
+    methods: Mapping[str, str]
+    """Method -> its preset in object removal, ours first; `safety` uses the first."""
     presets: Mapping[str, str]
     """Experiment -> preset."""
     settings: Mapping[str, tuple[str, ...]]
@@ -49,14 +51,14 @@ class World:
     objects: str
     """The benchmark of objects."""
     beside: tuple[Measure, ...]
-    """Measured of the same models, for the same target where the benchmark takes one."""
+    """Further benchmarks for the same models, with the same target if the benchmark takes one."""
     concept: str
     """What the safety experiment removes."""
     safety: Measure
     clipscore: Measure
     assault: Assault
     has_bare_prompts: bool
-    """Whether the attack can be tried on the base with the concept's word taken out."""
+    """Whether the positive control is possible: attacking the base with the concept's word removed."""
     options: Options = ()
     """Of the objects benchmark."""
     images: int | None = None
@@ -78,10 +80,11 @@ def emoji_world(scale: Scale) -> World:
         f"policy.trajectories={scale.study_trajectories}",
         f"diagnostics.every={_every(scale)}",
     )
-    names = ("objects", "safety", "ddpo", "critic")
+    names = ("safety", "ddpo", "critic")
     return World(
         model=EMBEDDED,
         classes=lexicon.classes,
+        methods=scale.methods,
         presets=dict.fromkeys(names, scale.preset),
         settings={"objects": iterations, "safety": iterations, "ddpo": study, "critic": _critic_settings(scale)},
         objects="canvas",
@@ -109,8 +112,8 @@ def hub_world(scale: Scale, model: str, data: Path | None) -> World:
     return World(
         model=model,
         classes=load_lexicon().classes,
+        methods=dict.fromkeys(scale.published, "paper-object"),
         presets={
-            "objects": "paper-object",
             "safety": "paper-nsfw",
             "ddpo": "paper-aesthetic",
             "critic": "paper-object",
@@ -139,14 +142,13 @@ def hub_world(scale: Scale, model: str, data: Path | None) -> World:
         missing={
             "objects": _needs(found, "judges"),
             "safety": _needs(found, "nsfw", "i2p", "nudity", "mjhq"),
-            "critic": "a vocabulary of classes, which only Emoji Canvas has (critic.head=classes)",
         },
         prompts=folder / "prompts" if found["prompts"] else None,
     )
 
 
 def plan(scale: Scale, model: str = EMBEDDED, data: Path | None = None, only: Iterable[str] = ()) -> tuple[Cell, ...]:
-    """Every cell, in the order in which they are best begun: what others reuse first, then what takes longest."""
+    """All cells in the best starting order: first those that others reuse, then the longest ones."""
     chosen = list(only) or list(EXPERIMENTS)
     for name in chosen:
         if name not in EXPERIMENTS:
@@ -172,12 +174,12 @@ def objects(scale: Scale, world: World) -> list[Cell]:
             world.model,
             label,
             method,
-            world.presets["objects"],
+            preset,
             seed,
             (*world.settings["objects"], *_source(world, label)),
             measures=_objects(world, label),
         )
-        for method in scale.methods
+        for method, preset in world.methods.items()
         for label in (scale.classes or world.classes)
         for seed in scale.seeds
     ]
@@ -185,17 +187,18 @@ def objects(scale: Scale, world: World) -> list[Cell]:
 
 
 def safety(scale: Scale, world: World) -> list[Cell]:
-    """The hazard (nudity) removed, counted, attacked; and the base, attacked without the word: does the attack work?"""
+    """Cells of `safety`: the hazard (or nudity) is removed, counted and attacked; the base is the positive control."""
     measures = (world.safety, world.clipscore)
+    method = next(iter(world.methods))
     bare = (replace(world.assault, without_word=True),) if world.has_bare_prompts else ()
     base = Cell("safety-base", "safety", world.model, measures=measures, assaults=bare)
     runs = [
         Cell(
-            f"safety-cgru-s{seed}",
+            f"safety-{method}-s{seed}",
             "safety",
             world.model,
             world.concept,
-            "cgru",
+            method,
             world.presets["safety"],
             seed,
             world.settings["safety"],
@@ -226,7 +229,7 @@ def ddpo(scale: Scale, world: World) -> list[Cell]:
 
 
 def critic(scale: Scale, world: World) -> list[Cell]:
-    """The critic with FiLM and without, each fitted to the same trajectories of the base."""
+    """Cells of `critic`: with and without FiLM, each fitted to the same trajectories of the base."""
     return [
         Cell(
             f"critic-{kind}-s{seed}",
@@ -253,7 +256,7 @@ EXPERIMENTS: Mapping[str, Callable[[Scale, World], list[Cell]]] = {
 
 
 def _objects(world: World, target: str | None) -> tuple[Measure, ...]:
-    # Prompts of a folder name no class of ours, so there is no target among them.
+    # Prompts from a folder do not name our classes, so none of them can be the target.
     beside = (measure if measure.options else replace(measure, target=target) for measure in world.beside)
     return (Measure(world.objects, world.images, target, world.options), *beside)
 
@@ -261,9 +264,7 @@ def _objects(world: World, target: str | None) -> tuple[Measure, ...]:
 def _source(world: World, label: str) -> tuple[str, ...]:
     if world.prompts is None:
         return ()
-    # The paper's 80 prompts of a class, in disjoint parts: policy, critic, validation.
-    parts = ("prompts.count=48", "prompts.critic=24", "prompts.validation=8")
-    return (f"prompts.source={world.prompts / f'sd_prompt_{label}.txt'}", *parts)
+    return (f"prompts.source={world.prompts / f'sd_prompt_{label}.txt'}",)
 
 
 def _critic_settings(scale: Scale) -> tuple[str, ...]:

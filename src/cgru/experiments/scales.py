@@ -1,4 +1,5 @@
-"""How much of the paper is run: `smoke` shows every part, `small` completes every table, `full` is the paper's size."""
+"""The sizes of `cgru reproduce`: `smoke` shows every part, `small` completes every table, `full` is the paper's
+size."""
 
 from __future__ import annotations
 
@@ -10,19 +11,21 @@ from cgru.catalog import unknown
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers of everything; the experiments themselves are the same at every scale."""
+    """The numbers that differ between scales; the experiments are the same."""
 
     name: str
     classes: tuple[str, ...]
     """Object removal is run for these; empty: all 20."""
-    methods: tuple[str, ...]
-    """Compared in object removal, ours first."""
+    methods: Mapping[str, str]
+    """Methods compared in object removal, ours first: method -> its preset on Emoji Canvas."""
+    published: tuple[str, ...]
+    """Methods compared on other models, with the paper's presets."""
     seeds: tuple[int, ...]
     """Of object and safety runs."""
     study_seeds: tuple[int, ...]
     """Of CGRU against DDPO and of the critics."""
     preset: str
-    """Of Emoji Canvas; another model takes the paper's own presets."""
+    """Preset of the other experiments on Emoji Canvas; other models use the paper's presets."""
     iterations: int | None
     """Of each run; None: the preset's."""
     study_iterations: int
@@ -37,7 +40,8 @@ class Scale:
     critic_trajectories: int
     """Of the ablation of critics; an eighth is held out."""
     is_thorough: bool
-    """Whether object removal is also measured in other words, which the paper does not; on other models by FID."""
+    """Whether object removal is also measured with paraphrases, which the paper does not do; on other models with
+    FID."""
 
 
 SCALES: Mapping[str, Scale] = {
@@ -46,7 +50,8 @@ SCALES: Mapping[str, Scale] = {
         Scale(
             name="smoke",
             classes=("Cats", "Jellyfish", "Trees"),
-            methods=("cgru",),
+            methods={"anchored": "demo"},
+            published=("cgru",),
             seeds=(0,),
             study_seeds=(0,),
             preset="demo",
@@ -62,7 +67,8 @@ SCALES: Mapping[str, Scale] = {
         Scale(
             name="small",
             classes=(),
-            methods=("cgru", "ddpo"),
+            methods={"anchored": "best", "cgru": "on-policy", "ddpo": "on-policy"},
+            published=("cgru", "ddpo"),
             seeds=(0,),
             study_seeds=(0, 1, 2),
             preset="best",
@@ -78,7 +84,8 @@ SCALES: Mapping[str, Scale] = {
         Scale(
             name="full",
             classes=(),
-            methods=("cgru", "ddpo", "dpok"),
+            methods={"anchored": "best", "cgru": "on-policy", "ddpo": "on-policy", "dpok": "on-policy"},
+            published=("cgru", "ddpo", "dpok"),
             seeds=(0, 1, 2),
             study_seeds=(0, 1, 2),
             preset="best",

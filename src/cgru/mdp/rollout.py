@@ -1,8 +1,8 @@
-"""Rollouts: sample x_T..x_0 with log-probs (Alg. 2, generate), and score stored steps again under the current policy.
+"""Rollouts: sample x_T..x_0 with log-probs (Alg. 2, generate), and re-score stored steps under the current policy.
 
-Each sample draws from its own CPU generator, so the noise of a seed is bit-identical whatever the batch or device; it
-is the noise that plain diffusers draws for `generator=torch.Generator().manual_seed(seed)` in float32. Latents stay in
-float32 even for a half-precision denoiser (only its input is cast): kernel maths and stored states lose nothing.
+Each sample draws from its own CPU generator, so the noise of a seed is bit-identical for any batch or device, and equal
+to what plain diffusers draws for `generator=torch.Generator().manual_seed(seed)` in float32. Latents stay in float32
+even if the denoiser is in half precision (only its input is cast), so kernel maths and stored states lose no precision.
 """
 # ruff: noqa: F722, F821 - jaxtyping shapes are strings, not forward references
 
@@ -20,15 +20,15 @@ from cgru.mdp.trajectory import Conditioning, Steps, Trajectory
 
 @runtime_checkable
 class Predictor(Protocol):
-    """The part of a backbone that a rollout needs."""
+    """The part of a backbone that a rollout uses."""
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        """Shape of one latent (c, h, w)."""
+        """Shape of one latent, without the batch."""
 
     @property
     def device(self) -> torch.device:
-        """Where the denoiser lives."""
+        """Return the denoiser's device."""
 
     def predict(self, x: Tensor, time: Tensor, cond: Conditioning, *, guidance: float) -> Tensor:
         """Return the denoiser's output with guidance applied, float32."""
@@ -43,9 +43,9 @@ class _Transition:
 
 
 def noise_for(seed: int, shape: tuple[int, ...], steps: int) -> Float[Tensor, "steps_plus_1 *d"]:
-    """Return the initial noise of a seed, then one noise per step: standard normal, float32, on the CPU."""
+    """Return a seed's initial noise, followed by one noise per step: standard normal, float32, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
-    # One draw each: torch fills a long draw differently from its parts, and x_T must not depend on the number of steps.
+    # One draw per step: torch fills a long draw differently from its parts, and x_T must not depend on the step count.
     return torch.stack([torch.randn(shape, generator=generator) for _ in range(steps + 1)])
 
 
@@ -67,9 +67,9 @@ def rollout(
         cond: n prompts.
         seeds: n seeds, one per prompt.
         kernel: the sampler, on the backbone's device.
-        guidance: classifier-free guidance; at most 1 means none.
-        batch_size: samples denoised at once; None is all of them.
-        keep_x0: also keep the clean latent implied at each step.
+        guidance: scale of classifier-free guidance; none if at most 1.
+        batch_size: samples denoised at once; None means all.
+        keep_x0: also store the clean latent that each step's prediction implies.
     """
     batches = _batches(cond, seeds, batch_size)
     return Trajectory.cat([_collect(backbone, c, s, kernel, guidance, keep_x0) for c, s in batches])
@@ -84,7 +84,7 @@ def sample(
     kernel: ReverseKernel,
     guidance: float,
     batch_size: int | None = None,
-) -> Float[Tensor, "n c h w"]:
+) -> Float[Tensor, "n *d"]:
     """Return only the clean latents of `rollout` with the same arguments; keeps one state at a time."""
     batches = _batches(cond, seeds, batch_size)
     return torch.cat([_last(_denoise(backbone, c, s, kernel, guidance)).next_x for c, s in batches])
@@ -104,15 +104,17 @@ def rescore(backbone: Predictor, steps: Steps, *, kernel: ReverseKernel, guidanc
 def _denoise(
     backbone: Predictor, cond: Conditioning, seeds: Sequence[int], kernel: ReverseKernel, guidance: float
 ) -> Iterator[_Transition]:
-    # A kernel without any noise (eta 0) needs x_T only.
+    # A kernel without noise (eta 0) uses only x_T.
     has_noise = bool(kernel.stochastic.any())
     drawn = torch.stack([noise_for(seed, backbone.latent_shape, len(kernel) * has_noise) for seed in seeds])
-    noise = drawn.to(backbone.device)  # all of it now: a copy in each step would make the host wait for the step before
+    # Moved in one copy: a copy in each step would make the host wait for the step before.
+    noise = drawn.to(backbone.device)
     x = noise[:, 0]
     for index in range(len(kernel)):
         time = kernel.timesteps[index].to(backbone.device).expand(len(x))
         prediction = backbone.predict(x, time, cond, guidance=guidance)
         step = kernel.step(prediction, x, index)
+        # x_{t-1} = mu + sigma · z
         next_x = step.sample(noise[:, index + 1]) if has_noise else step.mean
         yield _Transition(x, next_x, prediction, step)
         x = next_x
@@ -142,6 +144,7 @@ def _collect(
 def _batches(
     cond: Conditioning, seeds: Sequence[int], batch_size: int | None
 ) -> Iterator[tuple[Conditioning, Sequence[int]]]:
+    # Batch boundaries do not change a sample: its noise depends on its own seed only.
     if len(cond) != len(seeds) or not seeds:
         raise ValueError(f"{len(cond)} prompts and {len(seeds)} seeds; give at least one prompt and one seed for each")
     if batch_size is not None and batch_size < 1:

@@ -4,47 +4,73 @@ Every per-step field of a trajectory is indexed by one call, `trajectory.steps(s
 pairs can never pick the state of one step and the log-prob of another. Records are frozen: use `dataclasses.replace`.
 Latents are float32: states are stored exactly as they are scored again, so the ratio right after collection is 1.
 """
-# ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
+# ruff: noqa: F722, F821 - jaxtyping shapes are strings, not forward references
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
+EMBEDDINGS, POOLED = "embeddings", "pooled"
+"""Names that critics know: what the denoiser cross-attends to, and a summary of the whole prompt."""
 Ids = Int[Tensor, " k"]
 Record = TypeVar("Record", "Conditioning", "Trajectory", "Steps")
 
 
 @dataclass(frozen=True, eq=False)
 class Conditioning:
-    """What prompts become: text embeddings, with the embedding of the empty prompt for classifier-free guidance."""
+    """What prompts become: named tensors for the denoiser, and those of no prompt for classifier-free guidance.
+
+    The names are the model's own, except that a text embedding which the denoiser cross-attends to is `embeddings` and
+    a vector that sums up the prompt is `pooled`: critics that see the prompt read these.
+    """
 
     prompts: tuple[str, ...]
-    embeddings: Float[Tensor, "n l d"]
-    unconditional: Float[Tensor, "m l d"]
-    """One for all samples (m = 1) or one each (m = n)."""
+    tensors: Mapping[str, Tensor]
+    """Name -> (n, ...)."""
+    unconditional: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> (m, ...): one row for all samples (m = 1) or one each (m = n). A name that is left out is the same with
+    and without a prompt; without any name there is no guidance."""
 
     def __post_init__(self) -> None:
-        """Check that prompts and embeddings belong together."""
-        n, m = len(self.embeddings), len(self.unconditional)
-        assert len(self.prompts) == n, f"{len(self.prompts)} prompts for {n} embeddings"
-        assert m in (1, n), f"{m} unconditional embeddings for {n} prompts"
+        """Check that prompts and tensors belong together."""
+        n = len(self.prompts)
+        for name, tensor in self.tensors.items():
+            assert len(tensor) == n, f"{n} prompts for {len(tensor)} {name}"
+        for name, tensor in self.unconditional.items():
+            assert name in self.tensors, f"unconditional {name!r} beside {', '.join(self.tensors)}"
+            assert len(tensor) in (1, n), f"{len(tensor)} unconditional {name} for {n} prompts"
 
     def __len__(self) -> int:
         """Return the number of prompts."""
         return len(self.prompts)
 
+    @property
+    def embeddings(self) -> Float[Tensor, "n l d"]:
+        """The text embeddings of a denoiser that cross-attends."""
+        return self.tensors[EMBEDDINGS]
+
+    @property
+    def empty(self) -> "Conditioning":
+        """As many times no prompt: the unconditional tensors in place of the prompts' own."""
+        tensors = {name: self.unconditional.get(name, given).expand_as(given) for name, given in self.tensors.items()}
+        return Conditioning(("",) * len(self), tensors, self.unconditional)
+
     def __getitem__(self, ids: slice | Ids) -> "Conditioning":
         """Return the chosen prompts, in the order given; an id may come more than once."""
         order = range(*ids.indices(len(self))) if isinstance(ids, slice) else ids.tolist()
+
+        def chosen(rows: Tensor) -> Tensor:
+            # Ids on the CPU go over without waiting for the device; those on it would be read back for the prompts.
+            return rows[ids if isinstance(ids, slice) else ids.to(rows.device, non_blocking=True)]
+
         # A single unconditional row is shared, so it stays as it is (also when there is only one prompt).
-        unconditional = self.unconditional if len(self.unconditional) == 1 else self.unconditional[ids]
-        # Ids on the CPU go over without waiting for the device; those on it would be read back for the prompts.
-        places = ids if isinstance(ids, slice) else ids.to(self.embeddings.device, non_blocking=True)
-        return Conditioning(tuple(self.prompts[i] for i in order), self.embeddings[places], unconditional)
+        unconditional = {k: rows if len(rows) == 1 else chosen(rows) for k, rows in self.unconditional.items()}
+        tensors = {name: chosen(rows) for name, rows in self.tensors.items()}
+        return Conditioning(tuple(self.prompts[i] for i in order), tensors, unconditional)
 
     def to(self, device: torch.device | str) -> "Conditioning":
         """Return the same conditioning on `device`."""
@@ -53,28 +79,33 @@ class Conditioning:
     @staticmethod
     def cat(parts: Sequence["Conditioning"]) -> "Conditioning":
         """Join conditionings in order."""
-        first = parts[0].unconditional
-        is_shared = all(len(p.unconditional) == 1 and torch.equal(p.unconditional, first) for p in parts)
-        unconditional = first if is_shared else torch.cat([p.unconditional.expand_as(p.embeddings) for p in parts])
-        prompts = tuple(prompt for part in parts for prompt in part.prompts)
-        return Conditioning(prompts, torch.cat([p.embeddings for p in parts]), unconditional)
+        first = parts[0]
+        for part in parts:
+            is_alike = part.tensors.keys() == first.tensors.keys()
+            is_alike = is_alike and part.unconditional.keys() == first.unconditional.keys()
+            assert is_alike, "conditionings of different names cannot be joined"
+        tensors = {name: torch.cat([part.tensors[name] for part in parts]) for name in first.tensors}
+        unconditional = {
+            name: _joined([part.unconditional[name] for part in parts], parts) for name in first.unconditional
+        }
+        return Conditioning(tuple(prompt for part in parts for prompt in part.prompts), tensors, unconditional)
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
     """State-action pairs (x_t, x_{t-1}) chosen from a trajectory, in the order of the plan."""
 
-    x: Float[Tensor, "k c h w"]
-    next_x: Float[Tensor, "k c h w"]
+    x: Float[Tensor, "k *d"]
+    next_x: Float[Tensor, "k *d"]
     log_prob: Float[Tensor, " k"]
     """Under the policy that collected them; 0 for a deterministic step."""
     sample: Int[Tensor, " k"]
     index: Int[Tensor, " k"]
     """Step index, 0 = the step from x_T; what `ReverseKernel.step` takes."""
-    time: Int[Tensor, " k"]
+    time: Num[Tensor, " k"]
     """What the denoiser receives."""
     cond: Conditioning
-    x0_hat: Float[Tensor, "k c h w"] | None = None
+    x0_hat: Float[Tensor, "k *d"] | None = None
     reward: Float[Tensor, " k"] | None = None
     value: Float[Tensor, " k"] | None = None
     advantage: Float[Tensor, " k"] | None = None
@@ -92,20 +123,23 @@ class Steps:
 class Trajectory:
     """n denoising runs of t steps, with the log-probs of the policy that made them."""
 
-    x: Float[Tensor, "n t_plus_1 c h w"]
+    x: Float[Tensor, "n t_plus_1 *d"]
     """x_T, ..., x_0: states are x[:, :-1], actions x[:, 1:]."""
     log_prob: Float[Tensor, "n t"]
     """Mean over latent dimensions; 0 at deterministic steps."""
-    time: Int[Tensor, " t"]
+    time: Num[Tensor, " t"]
+    """What the denoiser receives at each step; whole numbers or not."""
     stochastic: Bool[Tensor, " t"]
     seeds: Int[Tensor, " n"]
     cond: Conditioning
     guidance: float
-    x0_hat: Float[Tensor, "n t c h w"] | None = None
+    x0_hat: Float[Tensor, "n t *d"] | None = None
     """The clean latent implied at each step: a critic that looks at x̂0 needs no second denoiser call."""
     reward: Float[Tensor, " n"] | None = None
     value: Float[Tensor, "n t"] | None = None
     advantage: Float[Tensor, "n t"] | None = None
+    sampled_for: tuple[str, ...] | None = None
+    """The prompts that the trajectories were drawn for, where some were relabelled; None: those of `cond`."""
     chosen: tuple[int, ...] | None = None
     """Steps that this batch is learned from, rising; value and advantage are NaN at the others. None: all."""
 
@@ -114,6 +148,8 @@ class Trajectory:
         n, t = self.log_prob.shape
         assert self.x.shape[:2] == (n, t + 1), f"states {tuple(self.x.shape)} for log-probs {(n, t)}"
         assert len(self.cond) == n, f"{len(self.cond)} prompts for {n} trajectories"
+        names = self.sampled_for
+        assert names is None or len(names) == n, f"{len(names or ())} sampled prompts for {n} trajectories"
 
     def __len__(self) -> int:
         """Return the number of trajectories."""
@@ -131,7 +167,14 @@ class Trajectory:
             reward=_at(self.reward, ids),
             value=_at(self.value, ids),
             advantage=_at(self.advantage, ids),
+            sampled_for=_names_at(self.sampled_for, ids),
         )
+
+    @property
+    def relabelled(self) -> Bool[Tensor, " n"]:
+        """Which trajectories were drawn for another prompt than the one they are learned for, on the CPU."""
+        drawn = self.cond.prompts if self.sampled_for is None else self.sampled_for
+        return torch.tensor([a != b for a, b in zip(drawn, self.cond.prompts, strict=True)], dtype=torch.bool)
 
     @property
     def horizon(self) -> int:
@@ -151,7 +194,7 @@ class Trajectory:
         return self.stochastic & is_learned
 
     @property
-    def final(self) -> Float[Tensor, "n c h w"]:
+    def final(self) -> Float[Tensor, "n *d"]:
         """The clean latents x_0."""
         return self.x[:, -1]
 
@@ -203,11 +246,31 @@ class Trajectory:
             reward=_cat([p.reward for p in parts]),
             value=_cat([p.value for p in parts]),
             advantage=_cat([p.advantage for p in parts]),
+            sampled_for=_joined_names([p.sampled_for for p in parts]),
         )
+
+
+def _joined(rows: Sequence[Tensor], parts: Sequence[Conditioning]) -> Tensor:
+    # One row stays one where it is the same in all parts.
+    if all(len(row) == 1 and (row is rows[0] or torch.equal(row, rows[0])) for row in rows):
+        return rows[0]
+    return torch.cat([row.expand(len(part), *row.shape[1:]) for row, part in zip(rows, parts, strict=True)])
 
 
 def _at(values: Tensor | None, *ids: Tensor | slice) -> Tensor | None:
     return None if values is None else values[ids]
+
+
+def _names_at(names: tuple[str, ...] | None, ids: slice | Ids) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    return names[ids] if isinstance(ids, slice) else tuple(names[i] for i in ids.tolist())
+
+
+def _joined_names(parts: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    present = [part for part in parts if part is not None]
+    assert len(present) in (0, len(parts)), f"sampled prompts are set in {len(present)} of {len(parts)} trajectories"
+    return sum(present, ()) if present else None
 
 
 def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -219,4 +282,6 @@ def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
 def _moved(record: Record, device: torch.device | str) -> Record:
     values = {f.name: record.__dict__[f.name] for f in fields(record)}
     moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if isinstance(v, Tensor | Conditioning)}
+    tables = {k: v for k, v in values.items() if isinstance(v, Mapping)}
+    moved |= {k: {name: tensor.to(device) for name, tensor in table.items()} for k, table in tables.items()}
     return replace(record, **moved)

@@ -1,4 +1,4 @@
-"""Methods: one file = one paper. Each has `apply(config) -> RunConfig`: what the method fixes, laid over a preset.
+"""Methods: one file = one paper, with a frozen config and `run(backbone, task, config, run) -> Edit` (`cgru.method`).
 
-CGRU, DDPO and DPOK are one policy loop (cgru.rl.train) with other settings, so a method file holds settings only.
+CGRU, DDPO and DPOK are settings of one policy-gradient method (`cgru.rl`), so their files hold settings only.
 """

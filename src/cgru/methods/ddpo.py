@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cgru.config import RunConfig
+from cgru.config import RLConfig
+from cgru.rl.method import on_policy, policy_gradient
 
 
-def apply(config: RunConfig) -> RunConfig:
+def apply(config: RLConfig) -> RLConfig:
     """The config as DDPO: no critic, normalised rewards, pessimistic clip, this iteration's trajectories only."""
     return replace(
         config,
         method="ddpo",
+        sampling=on_policy(config.sampling),
         critic=replace(config.critic, kind="none", decode="full", tower="trained"),
         policy=replace(
             config.policy,
@@ -32,3 +34,6 @@ def apply(config: RunConfig) -> RunConfig:
         ),
         retention=replace(config.retention, kl_forget=0.0),
     )
+
+
+METHOD = policy_gradient(apply, summary="policy gradient with normalised rewards")

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cgru.config import RunConfig
+from cgru.config import RLConfig
+from cgru.rl.method import on_policy, policy_gradient
 
 ROUNDS = 2
 """Rounds in the replay window. Code: the newest 1000 transitions, so 20 pictures of 50 steps, or 2 rounds of 10."""
@@ -23,7 +24,7 @@ STEP_FRACTION = 0.24
 """Code: 5 updates × 12 minibatches × 4 transitions = 240 of the 1000 in the window."""
 
 
-def apply(config: RunConfig) -> RunConfig:
+def apply(config: RLConfig) -> RLConfig:
     """The config as DPOK: latent critic, clamped ratio, replay window, squared difference of noises as KL."""
     policy = replace(
         config.policy,
@@ -48,4 +49,15 @@ def apply(config: RunConfig) -> RunConfig:
     # code: V is on latents, which have no decode and no tower, and learns online only
     critic = replace(config.critic, kind="latent", head="value", trajectories=0, decode="full", tower="trained")
     # Its KL needs the base's predictions, for which nothing is compiled.
-    return replace(config, method="dpok", compile=False, critic=critic, policy=policy, retention=retention)
+    return replace(
+        config,
+        method="dpok",
+        compile=False,
+        sampling=on_policy(config.sampling),
+        critic=critic,
+        policy=policy,
+        retention=retention,
+    )
+
+
+METHOD = policy_gradient(apply, summary="policy gradient with a latent critic and a KL to the base")

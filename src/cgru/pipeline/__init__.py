@@ -1,9 +1,6 @@
-"""Stages over one run folder: reward → critic → policy → edit (Alg. 1, 2 and 3); `unlearn` and `resume` are the way in.
+"""A run from its config to its edit (`unlearning`), its export (`export`) and trackers."""
 
-`setting`, `reward` and `critic` build what a config names, `stages` runs what is left to do, `observer` is what happens
-after each iteration.
-"""
+from cgru.interrupt import Interrupted
+from cgru.pipeline.unlearning import RUNS, fit_critic, resume, unlearn
 
-from cgru.pipeline.stages import RUNS, Interrupted, resume, unlearn
-
-__all__ = ["RUNS", "Interrupted", "resume", "unlearn"]
+__all__ = ["RUNS", "Interrupted", "fit_critic", "resume", "unlearn"]

@@ -1,4 +1,4 @@
-"""A finished run as a whole model without the concept, which is what one ships: a LoRA can be dropped."""
+"""An edit and its base as one whole model without the concept, which is what one ships: an edit can be dropped."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cgru.backbones import is_own_loader
 from cgru.backbones.base import parse_dtype
-from cgru.backbones.lora import read_lora
-from cgru.backbones.merge import save_merged
-from cgru.backbones.sd import resolve_source
-from cgru.edits import find_edit
-from cgru.evaluation.assets import ROOT, model_source, sha256_of
+from cgru.backbones.loading import resolve_source
+from cgru.edit_folder import NOTE_FILE, find_edit, is_run, read_note
+from cgru.edits import Edit, load_edit
+from cgru.embedded import ROOT, model_source
 from cgru.lineage import NOTE, ROLES
+from cgru.lora.merge import save_merged
 from cgru.runs import Run
 
 
@@ -23,40 +24,57 @@ class Export:
     """A checked request: nothing is written yet."""
 
     source: str
-    edit: Path
+    edit: Edit
     folder: Path
     dtype: str | None
     note: dict[str, Any]
 
 
 def prepare_export(run: str | Path, folder: str | Path, *, dtype: str | None = None, root: Path = ROOT) -> Export:
-    """Check that the run has an edit and that the folder is free.
+    """Check that the edit can be merged and that the folder is free.
 
     Args:
-        run: a finished run.
+        run: a finished run, or the folder of an edit with its edit.json.
         folder: where the model goes; new or empty.
         dtype: fp32, bf16 or fp16; None: as the base is stored.
         root: the asset folder, where Emoji Canvas lies.
     """
-    opened, target = Run.open(run), Path(folder)
-    edit = find_edit(str(run))
-    assert edit is not None, f"{run} is a run, so it has an edit or find_edit has refused it"
+    target = Path(folder)
+    facts = _facts(run)
+    edit = load_edit(run)
+    if edit.merged_reason is not None:
+        raise ValueError(f"{str(run)!r} cannot be exported: {edit.merged_reason}. Use it as it is.")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{str(folder)!r} is there and not empty; allowed: a new or empty folder. Choose another.")
     if dtype is not None:
         parse_dtype(dtype)
-    config = opened.config
-    source = model_source(config.model, root)
+    source = model_source(facts["base"], root)
+    if is_own_loader(source):
+        raise ValueError(
+            f"{str(run)!r} is of the model {source!r}, which is code of its own; allowed: diffusers models, since an "
+            "export is a diffusers folder. Use the edit as it is."
+        )
     resolve_source(source)  # a base that is gone is said now
-    recorded = opened.manifest["extra"]
-    note = {
-        "concept": config.concept,
-        "method": config.method,
-        "base": config.model,
-        "edit_sha256": sha256_of(edit),
-        "lineage": {role: recorded[role] for role in ROLES if role in recorded},
-    }
+    lineage = facts.pop("lineage")
+    note = {**facts, "edit_sha256": edit.fingerprint, "lineage": lineage}
     return Export(source, edit, target, dtype, note)
+
+
+def _facts(run: str | Path) -> dict[str, Any]:
+    """Concept, method, base and lineage: of a run, or of an edit folder, which does not know its lineage."""
+    file = find_edit(str(run)) if Path(run).is_dir() else None
+    if file is not None and file.name == NOTE_FILE and not is_run(run):
+        note = read_note(file.parent)
+        return {"concept": note.concept, "method": note.method, "base": note.base_model, "lineage": {}}
+    opened = Run.open(run)
+    recorded = opened.manifest["extra"]
+    lineage = {role: recorded[role] for role in ROLES if role in recorded}
+    return {
+        "concept": opened.config.concept,
+        "method": opened.config.method,
+        "base": opened.config.model,
+        "lineage": lineage,
+    }
 
 
 def export(request: Export) -> Path:
@@ -67,7 +85,7 @@ def export(request: Export) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         dtype = None if request.dtype is None else parse_dtype(request.dtype)
-        save_merged(request.source, read_lora(request.edit), temporary, dtype=dtype)
+        save_merged(request.source, request.edit.merge, temporary, changed=request.edit.changed(), dtype=dtype)
         (temporary / NOTE).write_text(json.dumps(request.note, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if target.exists():
             target.rmdir()  # empty: checked before, and rmdir refuses others

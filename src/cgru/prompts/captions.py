@@ -1,9 +1,9 @@
-"""The file of captions that LLaVA writes and `split` reads: one JSON line a picture, named by its hash.
+"""The caption file that LLaVA writes and `split` reads: one JSON line per picture, identified by its hash.
 
-A row is {"sha256", "class", "prompt", "key"}; the key is a hash of model and instruction, so that only pictures without
-a caption are looked at and no file has captions of two kinds. While captions are being written they are appended to
-FILE.partial, batch by batch; FILE appears when all are there. Captions that may speak of minors are withheld, their
-text is not even stored. Rows of pictures that are no longer in the folder stay.
+A row is {"sha256", "class", "prompt", "key"}. The key is a hash of model and instruction: only pictures without a
+caption are processed, and a file never mixes two kinds of captions. While a run is in progress its captions are
+appended to FILE.partial, batch by batch; FILE is written once all are there. Captions that may refer to minors are
+withheld, and their text is not stored. Rows of pictures that are no longer in the folder are kept.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any
 
 from PIL.Image import Image
 
-from cgru.disk import atomic_write
+from cgru.atomic_io import atomic_write, parse_json
 from cgru.prompts.pictures import Picture, opened
 
 Row = dict[str, Any]
 Captioner = Callable[[Sequence[Image]], list[str]]
-"""Pictures -> one sentence each."""
+"""Maps pictures to one sentence each."""
 MODEL = "llava-hf/llava-1.5-7b-hf"
 INSTRUCTION = (
     "Describe this image in one concise sentence (15-25 words): main subject, pose/action, setting. "
     "Include what NSFW or suggestive elements are present in detail: nudity, revealing clothing, poses, etc."
     "Make it sound like a stable diffusion prompt."
 )
-"""Quoted from the appendix of the CGRU paper ("Safety-Aware Instruction for NSFW Prompt Generation"), also without the
-space between its last sentences. Its main text calls it literal; the wording asks for NSFW detail."""
+"""Quoted from the appendix of the CGRU paper ("Safety-Aware Instruction for NSFW Prompt Generation"), including the
+missing space between its last sentences. The main text calls captions literal; this wording asks for NSFW detail."""
 TOKENS = 64
-"""New tokens at most: a sentence that CLIP's 77 tokens hold."""
+"""Maximum number of new tokens: a sentence that fits CLIP's 77 tokens."""
 WITHHELD = "may speak of a minor"
-# Too much rather than too little: "girl" is often a woman, and is left out all the same.
+# Deliberately broad: "girl" often means a woman, and is withheld all the same.
 MINORS = re.compile(
     r"\b(child|children|childlike|kids?|bab(y|ies)|infants?|toddlers?|minors?|under-?aged?|teens?|teenage(d|rs?)?|"
     r"adolescents?|juveniles?|youths?|boys?|girls?|school(boy|girl|child|kid)s?|schoolchildren|preteens?|lolis?|"
@@ -47,31 +47,31 @@ MINORS = re.compile(
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the pictures; captions, withheld and empty ones are those of the whole file."""
+    """Outcome of a captioning run; captions, withheld and empty count the whole file."""
 
     captions: int
     new: int
     withheld: int
     empty: int
-    """The model said nothing."""
+    """Pictures for which the model returned no text."""
     unreadable: int
     copies: int
 
 
 @dataclass(frozen=True)
 class CaptionFile:
-    """FILE.jsonl, and beside it what a run under way has so far."""
+    """FILE.jsonl, and the partial file of a run in progress."""
 
     path: Path
     key: str
 
     @property
     def partial(self) -> Path:
-        """Appended to while captions are being made."""
+        """Return the file that captions are appended to during a run."""
         return self.path.with_name(f"{self.path.name}.partial")
 
     def read(self) -> dict[str, Row]:
-        """Rows by hash; a line of FILE.partial that a kill cut off is passed over, captions of another key refused."""
+        """Return rows by hash. A truncated line of FILE.partial is skipped; captions with another key are an error."""
         rows = [*_rows(self.path, may_be_cut=False), *_rows(self.partial, may_be_cut=True)]
         if any(row["key"] != self.key for row in rows):
             advice = "allowed: a new file, or the same settings as before. Choose another --out."
@@ -79,15 +79,15 @@ class CaptionFile:
         return {row["sha256"]: row for row in rows}
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Keep a batch's rows, safe against a kill after this call."""
+        """Append a batch's rows; after this call they survive a kill."""
         with self.partial.open("a", encoding="utf-8") as file:
-            # The leading newline closes a line that a kill may have cut off.
+            # The leading newline ends a line that a kill may have truncated.
             file.write("\n" + _text(rows))
             file.flush()
             os.fsync(file.fileno())
 
     def finish(self, rows: Sequence[Row]) -> None:
-        """Write FILE whole."""
+        """Write the complete FILE and remove the partial one."""
         atomic_write(self.path, _text(rows).encode())
         self.partial.unlink(missing_ok=True)
 
@@ -101,7 +101,7 @@ def caption_all(
     copies: int = 0,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Tally:
-    """Caption what has no caption yet, then write the file; `captioner` may be None when nothing is missing."""
+    """Caption pictures without a caption, then write the file; `captioner` may be None if nothing is missing."""
     rows = file.read()
     missing = [picture for picture in pictures if picture.sha256 not in rows]
     before, unreadable = len(rows), 0
@@ -117,7 +117,7 @@ def caption_all(
         progress("captioning", start + len(part), len(missing))
     if not rows:
         raise FileNotFoundError(
-            f"none of the {len(pictures)} pictures can be read; allowed: whole pictures. Check them."
+            f"none of the {len(pictures)} pictures can be read; allowed: intact image files. Check them."
         )
     file.finish([rows[name] for name in sorted(rows)])
     told, withheld = sum(bool(row["prompt"]) for row in rows.values()), sum("withheld" in r for r in rows.values())
@@ -125,14 +125,14 @@ def caption_all(
 
 
 def caption_key(**settings: Any) -> str:  # noqa: ANN401 - anything JSON holds
-    """A hash of what decides a caption beside the picture."""
+    """Return a hash of everything but the picture that determines a caption."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_captions(path: Path) -> list[Row]:
-    """The rows of a finished file that have a caption."""
+    """Return the rows of a finished file that have a caption."""
     if not path.is_file():
-        raise FileNotFoundError(f"no file {str(path)!r}; allowed: what `cgru prompts caption` wrote. Check the path.")
+        raise FileNotFoundError(f"no file {str(path)!r}; allowed: a file written by `cgru prompts caption`. Check it.")
     rows = [row for row in _rows(path, may_be_cut=False) if row["prompt"].strip()]
     if not rows:
         raise ValueError(f"no captions in {str(path)!r}: it is empty, or all are withheld. Caption more pictures.")
@@ -149,20 +149,20 @@ def _text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _rows(path: Path, *, may_be_cut: bool) -> Iterator[Row]:
-    """The rows of a file, none if there is no file; an error if it holds something else than captions."""
+    """Yield the rows of a file, none if it does not exist; raise ValueError for anything but captions."""
     text = path.read_bytes().decode("utf-8", errors="replace") if path.exists() else ""
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             if may_be_cut:
-                continue  # a kill in the middle of a write: that picture is captioned again
+                continue  # truncated by a kill: that picture is captioned again
             row = None
         if not _is_row(row):
             advice = "allowed: a file of `cgru prompts caption`. Choose another file."
-            raise ValueError(f"{str(path)!r}, line {number} is no caption ({line[:40]!r}); {advice}")
+            raise ValueError(f"{str(path)!r}, line {number} is not a caption ({line[:40]!r}); {advice}")
         yield row
 
 

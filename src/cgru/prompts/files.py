@@ -1,27 +1,27 @@
-"""A user's own prompts: `.txt` (a prompt a line, as it stands), `.csv` or `.jsonl` (one column of it).
+"""Read a user's own prompts: `.txt` (one prompt per line, verbatim), `.csv` or `.jsonl` (one of its columns).
 
-UTF-8 with or without a byte order mark. Blank prompts are skipped; every other surprise is an error of one line.
+UTF-8 with or without a byte order mark. Blank prompts are skipped; any other irregularity is a one-line error.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cgru.atomic_io import parse_json
 from cgru.catalog import unknown
 
 COLUMN = "prompt"
 
 
 def prompts_from_file(path: str | Path, column: str = "") -> list[str]:
-    """Read prompts; `column` is where a .csv or .jsonl has them, "prompt" when empty."""
+    """Read prompts; `column` names the column of a .csv or .jsonl, "prompt" if empty."""
     path = Path(path)
     if path.suffix.lower() not in READERS:
-        advice = "Give a text file with a prompt a line, or a table with a column of prompts."
+        advice = "Give a text file with one prompt per line, or a table with a column of prompts."
         raise ValueError(unknown("kind of prompt file", path.name, READERS, advice))
     found = READERS[path.suffix.lower()](read_text(path), path, column or COLUMN)
     prompts = [prompt for prompt in found if prompt.strip()]
@@ -31,7 +31,7 @@ def prompts_from_file(path: str | Path, column: str = "") -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """A file as text; an error of one line if it is none."""
+    """Return a file's text; raise a one-line error if it is not text."""
     if not path.is_file():
         raise FileNotFoundError(f"no prompt file {str(path)!r}. Give the path of a .txt, .csv or .jsonl file.")
     try:
@@ -55,7 +55,8 @@ def _from_csv(text: str, path: Path, column: str) -> Iterator[str]:
         for row in reader:
             yield _prompt(row, column, path, reader.line_num)
     except csv.Error as error:
-        raise ValueError(f"{str(path)!r} is no proper CSV after line {reader.line_num}: {error}. Repair it.") from error
+        where = f"{str(path)!r} is not valid CSV after line {reader.line_num}"
+        raise ValueError(f"{where}: {error}. Repair it.") from error
 
 
 def _from_json_lines(text: str, path: Path, column: str) -> Iterator[str]:
@@ -63,11 +64,13 @@ def _from_json_lines(text: str, path: Path, column: str) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{str(path)!r}, line {number} is no JSON: {error}. Write one object a line.") from error
+            row = parse_json(line)
+        except ValueError as error:
+            raise ValueError(
+                f"{str(path)!r}, line {number} is not JSON: {error}. Write one object per line."
+            ) from error
         if not isinstance(row, dict):
-            raise ValueError(f"{str(path)!r}, line {number} is no JSON object. Write lines as {{{column!r}: ...}}.")
+            raise ValueError(f"{str(path)!r}, line {number} is not a JSON object. Write lines as {{{column!r}: ...}}.")
         if column not in row:
             raise ValueError(_missing(column, row, path, number))
         yield _prompt(row, column, path, number)
@@ -80,8 +83,10 @@ def _missing(column: str, present: Any, path: Path, number: int) -> str:  # noqa
 
 def _prompt(row: Mapping[str, Any], column: str, path: Path, number: int) -> str:
     value = row[column]
-    if not isinstance(value, str):  # a CSV row that ends early has None
+    if not isinstance(value, str):  # a CSV row that ends early yields None
         raise ValueError(f"{str(path)!r}, line {number}: {column!r} is {value!r}, not text. Write a prompt there.")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):  # JSON can write half a character: "\ud800"
+        raise ValueError(f"{str(path)!r}, line {number}: {column!r} is {value!r}, not UTF-8. Write a prompt there.")
     return value
 
 

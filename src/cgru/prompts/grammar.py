@@ -1,15 +1,16 @@
-"""Sentences: how a prompt for a label is worded, and how many wordings there are.
+"""Grammars: how prompts for a label are worded, and how many wordings exist.
 
-`CanvasGrammar` writes what users of Emoji Canvas type ("an icon of a poodle, Flat style"); `TemplateGrammar` puts any
-text into a scene. Neither has a sentence from elsewhere. Extra words name nothing that a model could draw instead.
+`CanvasGrammar` writes prompts like those of Emoji Canvas users ("an icon of a poodle, Flat style"); `TemplateGrammar`
+places any text in a scene. Neither copies sentences from a data set. Added words name nothing that a model could draw
+instead of the subject.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from cgru.tasks import Lexicon
 
 T = TypeVar("T")
 Weighted = Sequence[tuple[int, Sequence[T]]]
-"""Groups with weights: a group is drawn by weight, then one of it evenly."""
+"""Weighted groups: a group is drawn by weight, then one of its items uniformly."""
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -26,7 +27,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 ARTICLES = {"a", "an", "the"}
 COLOURS = "white red orange yellow green blue purple pink grey black brown beige turquoise".split()
-# Black line art would vanish on these, so such a prompt could not be drawn however well the model remembers it.
+# Black line art would be invisible on these backgrounds, however well the model remembers the concept.
 DARK, LINE_ART = {"black", "brown"}, {"Ink"}
 MASS = set("alcohol architecture beer bread champagne coffee dynamite sake smoking surf whisky wine".split())
 
@@ -70,27 +71,27 @@ THINGS = _listed(
     tower; a cup of tea; a slice of cake; a plate of noodles; a jar of honey; a goat; a swan; a hedgehog; a
     parrot; a cow; a snail"""
 )
-"""What the retain prompts show for models whose vocabulary is not known."""
+"""Subjects of retain prompts for models with an unknown vocabulary."""
 
 
 class Grammar(Protocol):
-    """Writes sentences for a label and a style ("" names none), and knows how many there are."""
+    """Writes sentences for a label and a style ("" for none) and counts how many there are."""
 
     def write(self, rng: random.Random, label: str, style: str) -> str:
-        """One sentence."""
+        """Return one random sentence."""
 
     def size(self, label: str, style: str) -> int:
-        """How many different sentences there are, but for a few coincidences."""
+        """Return the number of different sentences, apart from a few coincidences."""
 
 
 @dataclass(frozen=True)
 class CanvasGrammar:
-    """Subject, style, and at most one of a ground, an adjective and a moment."""
+    """Subject, style, and at most one of background, adjective and moment."""
 
     lexicon: Lexicon
 
     def write(self, rng: random.Random, label: str, style: str) -> str:
-        """A label's name, its singular and the tail of synonyms and breeds weigh about the same, however long it is."""
+        """Write a sentence; name, singular and the list of synonyms and breeds have similar weights for any length."""
         adjective, tail = _pick(rng, _extras(style))
         bare = f"{adjective} {_pick(rng, self.words(label))}".strip()
         subject = rng.choice(FORMS).format(a=with_article(bare), bare=bare)
@@ -98,11 +99,11 @@ class CanvasGrammar:
         return _finished(rng, styled.format(subject=subject, style=style) + tail)
 
     def size(self, label: str, style: str) -> int:
-        """The product of the choices."""
+        """Return the product of the numbers of choices."""
         return _count(self.words(label)) * len(set(FORMS)) * (len(STYLED) if style else 1) * _count(_extras(style))
 
     def words(self, label: str) -> Weighted[str]:
-        """The words for a label; everyday plurals are left out, since some are none ("cup of coffees")."""
+        """Return the words for a label, without everyday plurals, some of which are wrong ("cup of coffees")."""
         noun = self.lexicon.nouns[label]
         groups = [(3, (noun.singular,)), (3, (label,)), (4, (*noun.synonyms, *noun.breeds)), (1, (noun.plural,))]
         return _distinct(groups[:3] if label in self.lexicon.everyday else groups)
@@ -110,27 +111,30 @@ class CanvasGrammar:
 
 @dataclass(frozen=True)
 class TemplateGrammar:
-    """Medium, setting and look around a text of which nothing is known, not even whether it takes an article."""
+    """Medium, setting and look around a text about which nothing is known, not even whether it takes an article."""
+
+    subjects: Mapping[str, str] = field(default_factory=dict)
+    """Label -> what sentences call it, such as "a dog"; the label itself where it is not there."""
 
     def write(self, rng: random.Random, label: str, style: str) -> str:
-        """A third names no setting, half no look."""
+        """Write a sentence; a third of them have no setting, half no look."""
         setting = rng.choice(("", f" {rng.choice(SETTINGS)}", f", {rng.choice(SETTINGS)}"))
         look = rng.choice(("", f", {rng.choice(LOOKS)}"))
-        return _finished(rng, rng.choice(MEDIA).format(label) + setting + look)
+        return _finished(rng, rng.choice(MEDIA).format(self.subjects.get(label, label)) + setting + look)
 
     def size(self, label: str, style: str) -> int:
-        """The product of the choices."""
+        """Return the product of the numbers of choices."""
         return len(MEDIA) * (1 + len(SETTINGS)) * (1 + len(LOOKS))
 
 
 def words_of(text: str) -> str:
-    """What two equal prompts share: "A Dogs image in Flat style." and "dogs image, in flat style" are one prompt."""
+    """Return a prompt's words for comparison: "A Dogs image in Flat style." equals "dogs image, in flat style"."""
     words = re.findall(r"\w+", text.casefold())
     return " ".join(word for word in words if word not in ARTICLES) or text.casefold().strip()
 
 
 def with_article(noun: str) -> str:
-    """Add "a" or "an", but not to plurals ("crossed swords") nor to what cannot be counted ("bread")."""
+    """Add "a" or "an", except to plurals ("crossed swords") and uncountable nouns ("bread")."""
     head = re.split(r" (?:of|with|in|and) ", noun)[0]
     is_plural = head.endswith("s") and not head.endswith(("ss", "us"))
     if is_plural or head.split()[-1] in MASS:
@@ -139,14 +143,14 @@ def with_article(noun: str) -> str:
 
 
 def are_related(thing: str, concept: str) -> bool:
-    """Whether they share a word or a part of one: "a sunflower" is related to "flowers"."""
+    """Return whether two texts share a word or part of one: "a sunflower" is related to "flowers"."""
     one, other = ([w.removesuffix("s") for w in words_of(text).split() if len(w) > 2] for text in (thing, concept))
     return any(a in b or b in a for a in one for b in other)
 
 
-@cache  # asked for with every sentence
+@cache  # needed for every sentence
 def _extras(style: str) -> Weighted[tuple[str, str]]:
-    """(adjective, tail) pairs; two prompts in five have neither."""
+    """Return weighted (adjective, tail) pairs; two prompts in five have neither."""
     colours = [c for c in COLOURS if style not in LINE_ART or c not in DARK]
     grounds = [("", ground.format(a=with_article(c), bare=c)) for ground in GROUNDS for c in colours]
     adjectives, moments = [(adjective, "") for adjective in ADJECTIVES], [("", moment) for moment in MOMENTS]
@@ -154,7 +158,7 @@ def _extras(style: str) -> Weighted[tuple[str, str]]:
 
 
 def _distinct(groups: Weighted[str]) -> Weighted[str]:
-    """Each word only in the first group that has it: "Sea" is both singular and name."""
+    """Keep each word only in the first group that contains it: "Sea" is both singular and name."""
     seen: set[str] = set()
     result = []
     for weight, group in groups:

@@ -1,8 +1,8 @@
-"""Prompt lists that bring their own seeds, in the columns of I2P (Inappropriate Image Prompts) or of its copies.
+"""Prompt lists with their own seeds, in the columns of I2P (Inappropriate Image Prompts) or of its copies.
 
-Two dialects of one table: the hub's (sd_seed, sd_guidance_scale) and that of ESD, MACE and UnlearnDiffAtk
-(evaluation_seed, evaluation_guidance, case_number). Rows that cannot be drawn are skipped and counted by reason, and so
-are prompts that may speak of minors: they are drawn by nobody. No such list ships with the package.
+The table has two dialects: the hub's (sd_seed, sd_guidance_scale) and that of ESD, MACE and UnlearnDiffAtk
+(evaluation_seed, evaluation_guidance, case_number). Unusable rows are skipped and counted by reason. So are prompts
+that may refer to minors, which are never drawn. The package ships no such list.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ SEED = ("sd_seed", "evaluation_seed")
 GUIDANCE = ("sd_guidance_scale", "evaluation_guidance")
 PROMPT, CATEGORIES, NUDITY, CASE = "prompt", "categories", "nudity_percentage", "case_number"
 KINDS = ("hate", "harassment", "violence", "self-harm", "sexual", "shocking", "illegal activity")
-"""I2P's categories; a row may have several."""
+"""Categories of I2P; a row may have several."""
 NUDITY_ABOVE: Mapping[str, float] = {"nudity": 0, "nudity-over-50": 50}
-"""Subset -> the share in percent of SD 1.4's pictures with nudity that its rows are above."""
+"""Subset -> lower bound (exclusive) on the percentage of SD 1.4's images of a row that show nudity."""
 SUBSETS = ("all", *KINDS, *NUDITY_ABOVE)
 LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class ListedPrompt:
-    """One row."""
+    """One usable row."""
 
     case: str
-    """Its own number, else that of the row."""
+    """The row's case_number, else its index."""
     text: str
     seed: int | None
-    """None only where no seeds were asked for."""
+    """None only if seeds were not required."""
     guidance: float | None
-    """None where there is no such column."""
+    """None if the file has no such column."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The rows of a file that can be drawn, and what became of the others."""
+    """The usable rows of a file, and what happened to the others."""
 
     prompts: tuple[ListedPrompt, ...]
     rows: int
-    """In the file."""
+    """Number of rows in the file."""
     outside: int
-    """Rows outside the subset."""
+    """Number of rows outside the subset."""
     skipped: Mapping[str, int]
-    """Reason -> rows."""
+    """Reason -> number of rows."""
     sha256: str
-    """Of the file."""
+    """Hash of the file."""
 
 
 def has_seeds(path: Path) -> bool:
-    """Whether a file is a .csv with a column of seeds."""
+    """Return whether a file is a .csv with a column of seeds."""
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
     return _column(next(_lines(path), []), SEED) is not None
 
 
 def read_listing(path: Path, subset: str = "all", *, needs_seeds: bool = True, needs_guidance: bool = False) -> Listing:
-    """Read a .csv; raises an error of one line for missing columns, an unknown subset, or one without a row."""
+    """Read a .csv; raise a one-line error for missing columns, an unknown subset or a subset without rows."""
     if subset not in SUBSETS:
         raise ValueError(unknown("subset", subset, SUBSETS, "Give one of these as --subset."))
     lines = _lines(path)
@@ -83,7 +83,7 @@ def read_listing(path: Path, subset: str = "all", *, needs_seeds: bool = True, n
         else:
             kept.append(_prompt(number, row, header))
     if not kept:
-        why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items()) or "no row is in it"
+        why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items()) or "no row belongs to it"
         raise ValueError(
             f"no prompts in the subset {subset!r} of {str(path)!r}, which has {len(table)} rows ({why}). "
             "Choose another --subset or file."
@@ -94,18 +94,18 @@ def read_listing(path: Path, subset: str = "all", *, needs_seeds: bool = True, n
 
 def _lines(path: Path) -> Iterator[list[str]]:
     if path.suffix.lower() != ".csv":
-        raise ValueError(f"{str(path)!r} is no .csv; allowed: a table in I2P's columns. Give --source FILE.csv.")
+        raise ValueError(f"{str(path)!r} is not a .csv; allowed: a table in I2P's columns. Give --source FILE.csv.")
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         yield from reader
     except csv.Error as error:
-        raise ValueError(f"{str(path)!r} is no proper CSV after line {reader.line_num}: {error}. Repair it.") from error
+        raise ValueError(f"{str(path)!r} is not valid CSV after line {reader.line_num}: {error}. Repair it.") from error
 
 
 def _wanted(
     path: Path, header: Sequence[str], subset: str, needs_seeds: bool, needs_guidance: bool
 ) -> Mapping[str, str | None]:
-    """The file's name for what each row must have; an error if a column is missing."""
+    """Map each required quantity to the file's column name; raise ValueError if a column is missing."""
     needed: dict[str, tuple[str, ...]] = {"prompt": (PROMPT,)}
     needed |= {"seed": SEED} if needs_seeds else {}
     needed |= {"guidance": GUIDANCE} if needs_guidance else {}
@@ -132,7 +132,7 @@ def _is_in(row: Mapping[str, str], subset: str) -> bool:
 
 
 def _reason(row: Mapping[str, str], wanted: Mapping[str, str | None]) -> str | None:
-    """Why a row is skipped."""
+    """Return why a row is skipped, or None."""
     if not row.get(PROMPT, "").strip():
         return "no prompt"
     if MINORS.search(row[PROMPT]):
@@ -150,7 +150,7 @@ def _prompt(number: int, row: Mapping[str, str], header: Sequence[str]) -> Liste
 
 
 def _seed(text: str) -> int | None:
-    """A whole number, also as pandas writes it beside missing ones ("12.0"); exact up to 2**53 in that form."""
+    """Parse a whole number; pandas writes "12.0" beside missing ones, which is exact up to 2**53."""
     try:
         value = int(text)
     except ValueError:
@@ -164,4 +164,4 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if abs(value) < float("inf") else None  # neither infinite nor nan
+    return value if abs(value) < float("inf") else None  # excludes infinity and NaN

@@ -1,6 +1,6 @@
-"""LLaVA-1.5 as a captioner, through transformers: greedy, one sentence a picture, the same on every run.
+"""LLaVA-1.5 as a captioner through transformers: greedy decoding, one sentence per picture, deterministic.
 
-Pictures are asked about with one instruction (captions.py has the paper's); only the new tokens are decoded.
+The same instruction is used for every picture (captions.py quotes the paper's); only new tokens are decoded.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from cgru.backbones.base import parse_dtype, pick_device
 from cgru.prompts.captions import INSTRUCTION, MODEL, TOKENS
-from cgru.rewards.weights import load_network, origin_of, read_json, reading
+from cgru.rewards.weights import load_network, origin_of, read_json, reading, refuse_code_of
 
 PLAIN = "USER: <image>\n{} ASSISTANT:"
-"""The form LLaVA-1.5 was trained on, for processors without a chat template."""
+"""The prompt format LLaVA-1.5 was trained with, for processors without a chat template."""
 
 
 @dataclass(frozen=True, eq=False)
 class Llava:
-    """A loaded model with its processor."""
+    """A loaded model and its processor."""
 
     model: Any
     processor: Any
@@ -32,7 +32,7 @@ class Llava:
 
     @torch.no_grad()
     def __call__(self, images: Sequence[Image]) -> list[str]:
-        """One caption each, in order."""
+        """Return one caption per image, in order."""
         prompts = [self.prompt] * len(images)
         inputs = self.processor(images=list(images), text=prompts, return_tensors="pt", padding=True)
         inputs = inputs.to(self.model.device, self.model.dtype)
@@ -42,7 +42,7 @@ class Llava:
 
     @property
     def prompt(self) -> str:
-        """The instruction in the form that this model was trained on, with a place for the picture."""
+        """The instruction in the model's training format, with a placeholder for the image."""
         if not self.processor.chat_template:
             return PLAIN.format(self.instruction)
         content = [{"type": "image"}, {"type": "text", "text": self.instruction}]
@@ -63,8 +63,8 @@ def load_llava(
 
     Args:
         source: a folder in the transformers layout or a hub id.
-        instruction: what the model is asked about each picture.
-        tokens: new tokens at most.
+        instruction: what to ask about each picture.
+        tokens: maximum number of new tokens.
         device: `auto`, `cpu`, `cuda`, ...
         dtype: `fp32`, `bf16` or `fp16`; the 7B model takes 28 GB in fp32 and 14 GB in the others.
     """
@@ -73,8 +73,9 @@ def load_llava(
     kind = read_json(origin, "config.json").get("model_type")
     if kind != "llava":
         raise ValueError(f"{source!r} is a {kind!r}; allowed: a LLaVA-1.5 ('llava'), such as {MODEL}. Give another.")
+    refuse_code_of(origin)
     with reading(origin):
-        processor = AutoProcessor.from_pretrained(origin)
+        processor = AutoProcessor.from_pretrained(origin, trust_remote_code=False)
     processor.tokenizer.padding_side = "left"  # new tokens follow the prompt, so what is filled up stands before it
     model = load_network(LlavaForConditionalGeneration, origin, dtype=precision)
     return Llava(model.to(place), processor, instruction, tokens)

@@ -1,24 +1,23 @@
-"""A folder of pictures to caption: found, named by the hash of their bytes, and opened one by one.
+"""A folder of pictures to caption: found, identified by the hash of their bytes, and opened one at a time.
 
-Layout: `FOLDER/CLASS/picture` (a folder per class, as data sets of NSFW detection have it) or pictures alone. Files of
-equal bytes are one picture. What cannot be opened is left out by the caller, who counts it.
+Layout: `FOLDER/CLASS/picture` (one folder per class, as in data sets for NSFW detection) or pictures alone. Files with
+equal bytes count as one picture. The caller skips and counts files that cannot be opened.
 """
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+from cgru.image_files import IMAGE_SUFFIXES, read_rgb
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A file, its name for ever and its class ("" where folders name none)."""
+    """A file, its hash and its class ("" if no folder names one)."""
 
     path: Path
     sha256: str
@@ -26,15 +25,15 @@ class Picture:
 
 
 def pictures_in(folder: Path) -> tuple[list[Picture], int]:
-    """The pictures under a folder, in the order of their hashes, and how many files were copies of another.
+    """Return the pictures under a folder in the order of their hashes, and the number of duplicate files.
 
-    Of several copies the first path counts, so that the class does not depend on the file system's order.
+    Of several copies the first path counts, so that the class does not depend on the order of the file system.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {str(folder)!r}; allowed: a folder of pictures. Check the path.")
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
     if not files:
-        allowed = f"allowed: files named {', '.join(SUFFIXES)}, in folders or not"
+        allowed = f"allowed: files named {', '.join(IMAGE_SUFFIXES)}, with or without subfolders"
         raise ValueError(f"no pictures in {str(folder)!r}; {allowed}. Give another folder.")
     found: dict[str, Picture] = {}
     for path in files:
@@ -45,11 +44,8 @@ def pictures_in(folder: Path) -> tuple[list[Picture], int]:
 
 
 def opened(picture: Picture) -> Image.Image | None:
-    """The picture in RGB, its first frame; None where the file is broken, cut off or absurdly large."""
+    """Return the picture's first frame in RGB; None if the file is broken, truncated or unreasonably large."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(picture.path) as file:
-                return file.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return read_rgb(picture.path)
+    except ValueError:
         return None

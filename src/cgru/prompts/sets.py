@@ -1,9 +1,9 @@
-"""Sets of prompts for a run: what to forget, what to keep, and what reward, critic and validation get.
+"""Sets of prompts for a run: what to forget, what to retain, and the prompts of reward head, critic and validation.
 
-As in the paper (§5.1) the parts for reward head, critic and policy are disjoint; so are those for validation, and no
-prompt is the benchmark's (`forbidden`). "Equal" means equal words: case, punctuation and articles do not count.
-Each set has random numbers of its own, named after it; validation is drawn first, so it moves with no other count.
-Limit: without a lexicon nobody knows that a retain prompt of `template_prompts` is a relative of the concept.
+As in the paper (§5.1), the prompts of reward head, critic and policy are disjoint; so are those of validation, and no
+prompt is one of the benchmarks' (`forbidden`). Two prompts are equal if their words are, ignoring case, punctuation and
+articles. Each set has its own random numbers, seeded by its name; validation is drawn first, so it does not change with
+other counts. Limit: without a lexicon, a retain prompt of `template_prompts` may be related to the concept unnoticed.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from functools import partial
 from cgru.prompts.grammar import THINGS, CanvasGrammar, Grammar, TemplateGrammar, are_related, words_of
 from cgru.tasks import Concept, Head, Lexicon, targets
 
-# A set gets at most an eighth of the sentences there are: four sets may draw from them, and half must stay free, so
-# that a new one is soon found.
+# A set may use at most an eighth of the possible sentences: four sets may draw from the same ones, and half must stay
+# unused so that a new sentence is found quickly.
 PART_OF_SENTENCES = 8
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A sentence, what its picture should show ("" where not known) and which head knows that label ("" for none)."""
+    """A sentence, the label its image should show ("" if unknown) and the head that knows the label ("" for none)."""
 
     text: str
     label: str
     head: Head
     context: str = ""
-    """What else it names: the style, or the object where the label is a style; "" where nothing, or not known."""
+    """What else the prompt names: the style, or the object if the label is a style; "" if nothing or unknown."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many prompts each set gets, 0 for none."""
+    """Number of prompts in each set; 0 for none."""
 
     policy: int = 80
     retain: int = 80
     critic: int = 40
     validation: int = 32
-    """Forget prompts, and as many retain prompts."""
+    """Forget prompts, and the same number of retain prompts."""
     reward: int = 0
     critic_retain: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse negative numbers."""
+        """Reject negative numbers."""
         for name, count in asdict(self).items():
             if count < 0:
                 raise ValueError(f"{count} {name} prompts; allowed: 0 or more. Give 0 for none.")
@@ -57,16 +57,16 @@ class PromptSets:
     """Seven disjoint sets."""
 
     reward: tuple[Prompt, ...]
-    """Every label of the concept's head evenly (hazards, templates: about half the prompts), and others."""
+    """All labels of the concept's head, evenly (hazards, templates: about half the prompts), and other prompts."""
     critic: tuple[Prompt, ...]
-    """The concept's, for the critic's warm start."""
+    """Prompts of the concept, for the critic's warm start."""
     critic_retain: tuple[Prompt, ...]
     policy: tuple[Prompt, ...]
-    """The concept's: what is to be forgotten."""
+    """Prompts of the concept: what to forget."""
     retain: tuple[Prompt, ...]
     validation_forget: tuple[Prompt, ...]
     validation_retain: tuple[Prompt, ...]
-    """Only labels that a head knows, where there is one."""
+    """Only labels known to a head, if there is a head."""
 
 
 @dataclass(frozen=True)
@@ -98,23 +98,37 @@ def generated_prompts(
     forbidden: Collection[str] = (),
     own: Sequence[str] = (),
 ) -> PromptSets:
-    """Prompts for a model with a lexicon, such as "an icon of a poodle, Flat style" or "Dogs on a pink background".
+    """Write prompts for a model with a lexicon, such as "an icon of a poodle, Flat style".
 
     Args:
         concept: what to forget.
-        lexicon: the words; everything in it that is not the concept is to be kept.
-        counts: how many for each set.
-        seed: of the sentences and the split.
-        forbidden: sentences that must not occur: the benchmark's.
-        own: the user's forget prompts; policy, critic and validation get these instead of written ones.
+        lexicon: the words; everything in it other than the concept is to be retained.
+        counts: number of prompts per set.
+        seed: seed of the sentences and the split.
+        forbidden: sentences that must not occur, i.e. the benchmarks'.
+        own: the user's forget prompts, which replace generated ones for policy, critic and validation.
     """
     return _sets(CanvasGrammar(lexicon), canvas_plan(concept, lexicon), counts, seed, forbidden, own)
 
 
 def template_prompts(
-    concept: str, *, counts: Counts, seed: int, forbidden: Collection[str] = (), own: Sequence[str] = ()
+    concept: str,
+    *,
+    counts: Counts,
+    seed: int,
+    forbidden: Collection[str] = (),
+    own: Sequence[str] = (),
+    subjects: Mapping[str, str] | None = None,
 ) -> PromptSets:
-    """Prompts for any model and any concept; labels are the concept's text and plain nouns, and no head knows them."""
+    """Write prompts for any model and concept; labels are the concept's text and plain nouns, unknown to any head.
+
+    With `subjects` (label -> what sentences call it) the labels are these, and the concept is one of them.
+    """
+    if subjects is not None:
+        others = tuple(label for label in subjects if label != concept)
+        forget, retain = Share((concept,), ("",), "", 1), Share(others, ("",), "", 1)
+        whole = Plan((forget,), (retain,), (retain,), (Share(tuple(subjects), ("",), "", 1),))
+        return _sets(TemplateGrammar(subjects), whole, counts, seed, forbidden, own)
     text = " ".join(concept.split())
     if not text:
         raise ValueError("the concept is empty; allowed: any text. Say what to forget, such as 'golden retriever'.")
@@ -124,13 +138,31 @@ def template_prompts(
     return _sets(TemplateGrammar(), plan, counts, seed, forbidden, own)
 
 
+def class_prompts(concept: str, classes: Sequence[str], *, counts: Counts) -> PromptSets:
+    """The sets of a model whose only prompts are the names of its classes.
+
+    There are no others to tell apart, so the sets are not disjoint; validation repeats its prompts, on other noise.
+    """
+    forget = (Prompt(concept, concept, ""),)
+    kept = tuple(Prompt(name, name, "") for name in classes if name != concept)
+    return PromptSets(
+        reward=(*forget, *kept)[: counts.reward],
+        critic=forget[: counts.critic],
+        critic_retain=kept[: counts.critic_retain],
+        policy=forget[: counts.policy],
+        retain=kept[: counts.retain],
+        validation_forget=forget * counts.validation,
+        validation_retain=tuple(itertools.islice(itertools.cycle(kept), counts.validation)),
+    )
+
+
 def retain_label_table(prompts: Iterable[Prompt]) -> dict[str, tuple[Head, str]]:
-    """Text -> (head, label), for the prompts whose label a head knows."""
+    """Map text -> (head, label) for the prompts whose label a head knows."""
     return {prompt.text: (prompt.head, prompt.label) for prompt in prompts if prompt.head}
 
 
 def canvas_plan(concept: Concept, lexicon: Lexicon) -> Plan:
-    """What the sets of a concept hold; most of what is kept are classes, since retention is measured on them."""
+    """Return the composition of a concept's sets; most retain prompts are classes, on which retention is measured."""
     gone = targets(concept, lexicon.vocabulary)
     if concept.kind == "style":
         others = tuple(style for style in lexicon.styles if style not in gone)
@@ -153,7 +185,7 @@ def _without(gone: Collection[str], shares: Iterable[Share]) -> tuple[Share, ...
 
 
 def _in_styles(lexicon: Lexicon, styles: tuple[str, ...]) -> tuple[Share, ...]:
-    # Everyday things too, so that the style is all that these prompts have in common.
+    # Everyday things are included, so that the style is all that these prompts have in common.
     shares = Share(lexicon.classes, styles, "style", 4), Share(lexicon.everyday, styles, "style", 1)
     return _without((), shares)
 
@@ -180,14 +212,14 @@ def _sets(
 def _drawn(
     name: str, count: int, shares: Sequence[Share], *, grammar: Grammar, seed: int, taken: set[str]
 ) -> tuple[Prompt, ...]:
-    """`count` new prompts, divided by weight; `taken` learns their words."""
+    """Write `count` new prompts, divided by weight; adds their words to `taken`."""
     if count and not shares:
-        raise ValueError(f"{count} {name} prompts wanted, but the model knows nothing besides the concept. Ask for 0.")
+        raise ValueError(f"{count} {name} prompts wanted, but the model knows only the concept. Ask for 0.")
     rng = random.Random(f"{seed}/{name}")
     prompts = []
     for share, part in zip(shares, apportioned(count, [share.weight for share in shares]), strict=True):
         _check_room(name, share, part, grammar)
-        cells = zip(_rounds(rng, share.labels), _rounds(rng, share.styles), strict=False)  # both without end
+        cells = zip(_rounds(rng, share.labels), _rounds(rng, share.styles), strict=False)  # both infinite
         for label, style in itertools.islice(cells, part):
             text = _fresh(partial(grammar.write, rng, label, style), taken)
             shown, context = (style, label) if share.head == "style" else (label, style)
@@ -198,16 +230,16 @@ def _drawn(
 
 def _check_room(name: str, share: Share, count: int, grammar: Grammar) -> None:
     sizes = [grammar.size(label, style) for label in share.labels for style in share.styles]
-    possible = len(sizes) * (min(sizes) // PART_OF_SENTENCES)  # evenly, so the poorest label decides
+    possible = len(sizes) * (min(sizes) // PART_OF_SENTENCES)  # labels share evenly, so the one with fewest decides
     if count > possible:
         about = repr(share.labels[0]) if len(share.labels) == 1 else f"{len(share.labels)} labels"
-        raise ValueError(f"{count} {name} prompts wanted for {about}, {possible} are possible. Ask for fewer.")
+        raise ValueError(f"{count} {name} prompts wanted for {about}, but only {possible} are possible. Ask for fewer.")
 
 
 def _dealt(
     texts: Sequence[str], shares: Sequence[Share], wanted: Mapping[str, int], seed: int, taken: set[str]
 ) -> dict[str, tuple[Prompt, ...]]:
-    """The user's own prompts, shuffled and dealt out; `taken` learns their words."""
+    """Shuffle the user's own prompts and distribute them; adds their words to `taken`."""
     if clash := [text for text in texts if words_of(text) in taken]:
         raise ValueError(f"{len(clash)} of your prompts are the benchmark's own, first {clash[0]!r}. Remove them.")
     distinct, total = {words_of(text): text for text in texts}, sum(wanted.values())
@@ -226,25 +258,25 @@ def _dealt(
 
 
 def _only_label(shares: Sequence[Share]) -> str:
-    """The label of all these prompts, "" where there are several."""
+    """Return the label of all these prompts, "" if there are several."""
     labels = {label for share in shares for label in (share.styles if share.head == "style" else share.labels)}
     return labels.pop() if len(labels) == 1 else ""
 
 
 def apportioned(count: int, weights: Sequence[int]) -> list[int]:
-    """Split a number by weights; the parts sum to it, and each is within one of its exact share."""
+    """Split a number in proportion to weights; the parts sum to it, each within one of its exact share."""
     edges = [round(count * edge / max(sum(weights), 1)) for edge in itertools.accumulate(weights, initial=0)]
     return [high - low for low, high in itertools.pairwise(edges)]
 
 
 def _rounds(rng: random.Random, items: Sequence[str]) -> Iterator[str]:
-    """Every item once in random order, then again: from the start, any stretch is even within one."""
+    """Yield every item once in random order, then again, without end: any prefix is even to within one."""
     while True:
         yield from rng.sample(items, len(items))
 
 
 def _fresh(write: Callable[[], str], taken: set[str]) -> str:
-    while words_of(text := write()) in taken:  # ends: see PART_OF_SENTENCES
+    while words_of(text := write()) in taken:  # terminates: see PART_OF_SENTENCES
         pass
     taken.add(words_of(text))
     return text

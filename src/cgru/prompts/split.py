@@ -1,8 +1,8 @@
 """Seeded, disjoint splits of captions: 10 % for the critic and 20 % for the policy, as in the paper (§5, NSFW).
 
-Each class is split by itself (the paper does not say). Who goes where is decided by a hash of seed and picture, so the
-order of the file does not matter. Equal captions (case, punctuation and articles do not count) are one prompt, of the
-first picture by hash: else a prompt could be in two splits.
+Each class is split separately (the paper does not say). A hash of seed and picture decides the split, so the order of
+the file does not matter. Equal captions (ignoring case, punctuation and articles) count as one prompt, that of the
+first picture by hash; otherwise a prompt could be in two splits.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cgru.disk import atomic_write
+from cgru.atomic_io import atomic_write
 from cgru.prompts.captions import Row, read_captions
 from cgru.prompts.grammar import words_of
 from cgru.prompts.sets import apportioned
 
 CRITIC, POLICY = 10, 20
-"""Percent."""
+"""Percentages."""
 MANIFEST = "manifest.json"
 Splits = dict[str, list[Row]]
 
 
 def split_rows(rows: Sequence[Row], *, seed: int, critic: int = CRITIC, policy: int = POLICY) -> Splits:
-    """Rows -> critic, policy and rest; the shares are percents, met within one picture in every class."""
+    """Split rows into critic, policy and rest; the percentages are met to within one picture in every class."""
     if min(critic, policy) < 0 or critic + policy > 100 or critic + policy == 0:
         raise ValueError(f"shares of {critic} % and {policy} %; allowed: 0 or more, 1 to 100 together. Give others.")
     splits: Splits = {"critic": [], "policy": [], "rest": []}
@@ -45,7 +45,7 @@ def split_rows(rows: Sequence[Row], *, seed: int, critic: int = CRITIC, policy: 
 
 
 def plan_split(path: Path, *, seed: int, critic: int = CRITIC, policy: int = POLICY) -> dict[str, bytes]:
-    """The files to write, by name; the manifest has counts and hashes of everything, and comes last."""
+    """Return the files to write, by name; the manifest has counts and hashes of all files and comes last."""
     rows = read_captions(path)
     splits = split_rows(rows, seed=seed, critic=critic, policy=policy)
     empty = [name for name, share in (("critic", critic), ("policy", policy)) if share and not splits[name]]
@@ -72,7 +72,7 @@ def plan_split(path: Path, *, seed: int, critic: int = CRITIC, policy: int = POL
 
 
 def check_place(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Whether the same split is there already; an error if anything else is."""
+    """Return whether the folder already holds the same split; raise ValueError if it holds anything else."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     if folder.is_dir() and all(_has(folder / name, data) for name, data in files.items()):
@@ -82,7 +82,7 @@ def check_place(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def write_split(folder: Path, files: Mapping[str, bytes]) -> None:
-    """The whole folder or nothing: made under another name, then renamed."""
+    """Write the complete folder or nothing: it is created under a temporary name, then renamed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cgru.backbones.base import Backbone
-from cgru.catalog import REWARDS, resolve, unknown
+from cgru.catalog import REWARDS, call_own, resolve, unknown
 
 TOLERANCE = 1e-4
 """How far a reward may leave its declared range: rounding, not more."""
@@ -33,7 +33,10 @@ class RewardError(ValueError):
 
 @runtime_checkable
 class Reward(Protocol):
-    """r(x0, c): images [0, 1] and their prompts -> one score per picture, within [low, high]."""
+    """r(x0, c): images [0, 1] and their prompts -> one score per picture, within [low, high].
+
+    Images are as the model draws them: three channels, or one.
+    """
 
     @property
     def low(self) -> float:
@@ -47,11 +50,11 @@ class Reward(Protocol):
     def lineage(self) -> Mapping[str, Any]:
         """{"name": str, "weights": [sha256, ...], "started_from": [sha256 or hub id, ...]}."""
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+    def __call__(self, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
         """Score pictures; higher is better."""
 
 
-def checked(reward: Reward, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+def checked(reward: Reward, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
     """Score pictures in float32, or say in one line how the reward broke its contract."""
     assert len(images) == len(prompts), f"{len(images)} pictures for {len(prompts)} prompts"
     scores: object = reward(images, prompts)
@@ -106,7 +109,7 @@ class WeightedSum:
         name = "+".join(f"{weight:g}*{name_of(reward)}" for weight, reward in self.terms)
         return merged(name, [reward.lineage for _, reward in self.terms])
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+    def __call__(self, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
         """Score pictures; every term is checked, so that a message names the one at fault."""
         return torch.stack([weight * checked(reward, images, prompts) for weight, reward in self.terms]).sum(0)
 
@@ -122,7 +125,7 @@ def _parse_term(term: str, spec: str) -> tuple[float, str]:
         weight = float(factor) if times else 1.0
     except ValueError:
         weight = math.nan
-    if not name or not math.isfinite(weight):
+    if not name or not weight or not math.isfinite(weight):
         raise ValueError(
             f"cannot read {term.strip()!r} in reward {spec!r}; allowed: a name, 'module:attr' or a sum such as "
             f"'0.7*concept+0.3*clip'; names: {', '.join(REWARDS)}."
@@ -145,6 +148,12 @@ def load_reward(spec: str, *, backbone: Backbone, **settings: Any) -> Reward:  #
     return built[0][1] if len(built) == 1 and built[0][0] == 1 else WeightedSum(built)
 
 
+def check_reward(spec: str, settings: Mapping[str, Any]) -> None:
+    """Refuse names that stand for nothing and settings that no term of the sum takes, without building anything."""
+    targets = [resolve("reward", name) for _, name in parse_sum(spec)]
+    _check_settings(settings, [target for target in targets if callable(target) and not _is_reward(target)])
+
+
 def _is_reward(target: object) -> bool:
     # A class with `low` and `high` looks like a Reward itself, but it is what makes one.
     return isinstance(target, Reward) and not inspect.isclass(target)
@@ -162,7 +171,8 @@ def _check_settings(settings: Mapping[str, Any], factories: Sequence[Callable[..
 
 def _build(name: str, target: Any, backbone: Backbone, settings: Mapping[str, Any]) -> Reward:  # noqa: ANN401
     is_factory = callable(target) and not _is_reward(target)
-    reward = target(backbone, **_taken(name, target, settings)) if is_factory else target
+    settings = _taken(name, target, settings) if is_factory else {}
+    reward = call_own("reward", name, target, backbone, **settings) if is_factory else target
     if not _is_reward(reward):
         raise RewardError(
             f"reward {name!r} is a {type(reward).__name__}; it must be a Reward (a callable with low, high and "

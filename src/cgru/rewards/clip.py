@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import CLIPModel, CLIPTextModel, CLIPTokenizer, CLIPVisionModelWithProjection
 
+from cgru.embedded import EMBEDDED, ROOT
 from cgru.rewards.base import merged
 from cgru.rewards.pictures import Preprocess, read_preprocess
-from cgru.rewards.weights import ASSETS, lineage_of, load_network, origin_of, reading
+from cgru.rewards.weights import lineage_of, load_network, origin_of, reading
 
-EMOJI_CANVAS = "emoji-canvas"
 TEXT_PROJECTION = "text_projection.safetensors"
 HUB_CLIP = "openai/clip-vit-base-patch32"  # the paper's
 
@@ -44,7 +44,7 @@ class Clip:
     span: tuple[float, float]
     lineage: Mapping[str, Any]
 
-    def images(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n d"]:
+    def images(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """Embed pictures [0, 1]; differentiable."""
         return functional.normalize(self.look(self.prepare(images)).float(), dim=-1)
 
@@ -62,7 +62,7 @@ def load_clip(source: str | Path, *, device: str | torch.device = "cpu") -> Clip
 
 def pipeline_folder(source: str | Path) -> Path:
     """The folder of a model, by the name it was loaded with."""
-    return ASSETS / EMOJI_CANVAS if str(source) == EMOJI_CANVAS else Path(source)
+    return ROOT / EMBEDDED if str(source) == EMBEDDED else Path(source)
 
 
 def has_own_clip(source: str | Path) -> bool:

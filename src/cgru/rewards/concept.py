@@ -51,14 +51,14 @@ class ConceptReward:
         """Check every setting."""
         if self.form not in FORMS:
             raise ValueError(unknown("form of a reward", self.form, FORMS, "The paper's is probability."))
-        _check_positive(scale=self.scale, temperature=self.temperature, limit=self.limit, views=self.views)
+        check_positive(scale=self.scale, temperature=self.temperature, limit=self.limit, views=self.views)
         if self.limit > LARGEST_LIMIT:
             raise ValueError(f"limit is {self.limit}; log-odds in float32 allow at most {LARGEST_LIMIT:g}")
         if not 0 <= self.nothing <= 1:
             raise ValueError(f"nothing is {self.nothing}; it must lie in 0 (ignored) to 1 (counts like the target)")
         for network in self.networks:
             for label in (*self.targets, *([NOTHING] if self.nothing else [])):
-                _column(network, self.head, label)
+                column_of(network, self.head, label)
 
     @property
     def low(self) -> float:
@@ -75,7 +75,7 @@ class ConceptReward:
         """Of all networks together."""
         return merged("concept", [network.lineage for network in self.networks])
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+    def __call__(self, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
         """Score pictures; prompts do not matter. Of the networks, the one most sure of the target counts."""
         p = torch.stack([self._shown(network, images) for network in self.networks]).amax(0).clamp(0, 1)
         if self.form == "probability":
@@ -86,9 +86,9 @@ class ConceptReward:
     def _shown(self, network: ClassHeads, images: Tensor) -> Tensor:
         tables = probabilities(network, images, temperature=self.temperature, count=self.views, seed=self.seed)
         table = tables[self.head]
-        p = table[:, [_column(network, self.head, label) for label in self.targets]].sum(1)
+        p = table[:, [column_of(network, self.head, label) for label in self.targets]].sum(1)
         # Emptied pictures would otherwise score as well as changed ones, and that is the easier way out.
-        return p + self.nothing * table[:, _column(network, self.head, NOTHING)] if self.nothing else p
+        return p + self.nothing * table[:, column_of(network, self.head, NOTHING)] if self.nothing else p
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +105,10 @@ class RetainReward:
 
     def __post_init__(self) -> None:
         """Check that every network knows every label."""
-        _check_positive(scale=self.scale, temperature=self.temperature, views=self.views)
+        check_positive(scale=self.scale, temperature=self.temperature, views=self.views)
         for network in self.networks:
             for head, label in set(self.truth.values()):
-                _column(network, head, label)
+                column_of(network, head, label)
 
     @property
     def low(self) -> float:
@@ -125,7 +125,7 @@ class RetainReward:
         """Of all networks together."""
         return merged("retain", [network.lineage for network in self.networks])
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+    def __call__(self, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
         """Score pictures by their prompts."""
         if strange := [prompt for prompt in prompts if prompt not in self.truth]:
             raise ValueError(f"no label is known for the retain prompt {strange[0]!r}; give (head, label) for each.")
@@ -133,7 +133,7 @@ class RetainReward:
 
     def _right(self, network: ClassHeads, images: Tensor, prompts: Sequence[str]) -> Tensor:
         tables = probabilities(network, images, temperature=self.temperature, count=self.views, seed=self.seed)
-        places = [(head, _column(network, head, label)) for head, label in (self.truth[p] for p in prompts)]
+        places = [(head, column_of(network, head, label)) for head, label in (self.truth[p] for p in prompts)]
         return torch.stack([tables[head][row, column] for row, (head, column) in enumerate(places)])
 
 
@@ -162,7 +162,7 @@ class ByPrompt:
         both = (self.forget, self.retain)
         return merged("|".join(name_of(reward) for reward in both), [reward.lineage for reward in both])
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+    def __call__(self, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
         """Score each picture with its own reward, checked."""
         scores = images.new_zeros(len(images), dtype=torch.float32)
         for reward, is_retain in ((self.forget, False), (self.retain, True)):
@@ -174,7 +174,7 @@ class ByPrompt:
 
 
 def probabilities(
-    network: ClassHeads, images: Float[Tensor, "n 3 h w"], *, temperature: float = 1.0, count: int = 1, seed: int = 0
+    network: ClassHeads, images: Float[Tensor, "n c h w"], *, temperature: float = 1.0, count: int = 1, seed: int = 0
 ) -> dict[str, Float[Tensor, "n _"]]:
     """Head -> softmax(logits / temperature), averaged over `count` augmented views; differentiable."""
     # Views are made at the network's own size: noise on a 512-pixel picture would average out in shrinking.
@@ -232,7 +232,8 @@ def _plain(name: str) -> str:
     return ALIASES.get(plain, plain)
 
 
-def _column(network: ClassHeads, head: str, label: str) -> int:
+def column_of(network: ClassHeads, head: str, label: str) -> int:
+    """Column of a label in a head's logits; a network without it is refused."""
     if head not in network.labels:
         raise ValueError(unknown("head of a reward network", head, network.labels, "Use a network that has it."))
     if label not in network.labels[head]:
@@ -241,7 +242,8 @@ def _column(network: ClassHeads, head: str, label: str) -> int:
     return network.labels[head].index(label)
 
 
-def _check_positive(**settings: float | int) -> None:  # int: the checker of shapes does not take it for a float
+def check_positive(**settings: float | int) -> None:  # int: the checker of shapes does not take it for a float
+    """Refuse settings that are not above 0."""
     for name, value in settings.items():
         if not value > 0:
             raise ValueError(f"{name} is {value}; it must be above 0")

@@ -22,12 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForImageClassification, CLIPVisionModelWithProjection
 
-from cgru.backbones.base import Backbone
+from cgru.backbones.base import Backbone, as_rgb
+from cgru.backbones.hub import check_reachable
 from cgru.catalog import unknown
+from cgru.embedded import sha256_of
 from cgru.rewards.base import merged
 from cgru.rewards.clip import HUB_CLIP, Clip, has_own_clip, load_clip
 from cgru.rewards.pictures import Preprocess, read_preprocess
-from cgru.rewards.weights import lineage_of, load_network, origin_of, reading, sha256_of
+from cgru.rewards.weights import lineage_of, load_network, origin_of, reading
 
 NSFW_DETECTOR = "Falconsai/nsfw_image_detection"  # the paper's
 AESTHETIC_CLIP = "openai/clip-vit-large-patch14"
@@ -61,7 +63,7 @@ class ClipReward:
         """Of the CLIP."""
         return merged("clip", [self.clip.lineage])
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+    def __call__(self, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
         """Score pictures; prompts do not matter."""
         cosine = self.clip.images(images) @ self.texts.T
         if len(self.texts) > 1:
@@ -114,7 +116,7 @@ class NsfwReward:
         """Of the detector."""
         return merged("nsfw", [self.weights])
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+    def __call__(self, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
         """Score pictures; prompts do not matter."""
         logits: Tensor = self.network(pixel_values=self.prepare(images)).logits.float()
         return self.scale * (1 - logits.softmax(-1)[:, self.column])
@@ -158,7 +160,7 @@ class AestheticReward:
         """Of CLIP and layers."""
         return self.weights
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+    def __call__(self, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
         """Score pictures; prompts do not matter."""
         embeddings: Tensor = self.vision(pixel_values=self.prepare(images)).image_embeds.float()
         x = functional.normalize(embeddings, dim=-1)
@@ -194,6 +196,7 @@ def aesthetic_reward(
 def _weight_file(weights: str | Path) -> Path:
     if not weights:
         with reading(AESTHETIC_V2[0]):
+            check_reachable(*AESTHETIC_V2)
             return Path(hf_hub_download(*AESTHETIC_V2))
     if not Path(weights).is_file():
         raise FileNotFoundError(f"no file {str(weights)!r}; give the .safetensors or .pth of an aesthetic predictor.")
@@ -204,8 +207,10 @@ def read_layers(path: Path) -> tuple[tuple[Tensor, Tensor], ...]:
     """Read the linear layers of a predictor: `weight, bias` (v1), or `layers.0.weight, ...` (v2; gaps are dropout)."""
     with reading(path.parent):
         table = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    names = sorted((key for key in table if re.fullmatch(r"(.*\.)?weight", key)), key=_number)
-    layers = tuple((table[name].float(), table[name.removesuffix("weight") + "bias"].float()) for name in names)
+        names = sorted((key for key in table if re.fullmatch(r"(.*\.)?weight", key)), key=_number)
+        layers = tuple((table[name].float(), table[name.removesuffix("weight") + "bias"].float()) for name in names)
+        if any(weight.ndim != 2 or bias.shape != weight.shape[:1] for weight, bias in layers):
+            raise ValueError(f"the layers of {path.name} have other shapes than (out, in) and (out,)")
     widths = [(weight.shape[1], weight.shape[0]) for weight, _ in layers]
     fits = all(a[1] == b[0] for a, b in zip(widths, widths[1:], strict=False))
     if not layers or not fits or widths[-1][1] != 1:
@@ -247,9 +252,9 @@ class JpegReward:
         """No weights."""
         return merged("jpeg", [])
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
+    def __call__(self, images: Float[Tensor, "n c h w"], prompts: Sequence[str]) -> Float[Tensor, " n"]:
         """Score pictures; prompts do not matter."""
-        pixels = (images.detach() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu()
+        pixels = (as_rgb(images.detach()) * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu()
         sizes = images.new_tensor([jpeg_bytes(picture) for picture in pixels], dtype=torch.float32) / 1000
         return -sizes if self.direction == "compress" else sizes
 

@@ -17,12 +17,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import CLIPVisionModelWithProjection, SwinModel
 
-from cgru.backbones.quiet import no_progress_bars
+from cgru.backbones.base import as_rgb
+from cgru.backbones.loading import no_progress_bars
 from cgru.catalog import unknown
-from cgru.rewards.pictures import normalise, read_preprocess, resize
-from cgru.rewards.weights import ASSETS, lineage_of, load_network, origin_of, read_json, reading, sha256_of
+from cgru.embedded import EMBEDDED, ROOT, sha256_of
+from cgru.rewards.pictures import Mode, Preprocess, fitted, normalise, read_preprocess
+from cgru.rewards.weights import lineage_of, load_network, origin_of, read_json, reading
 
-EMOJI_CANVAS = ASSETS / "emoji-canvas"
+EMOJI_CANVAS = ROOT / EMBEDDED
 SHIPPED = {name: EMOJI_CANVAS / "reward" / name for name in ("clip", "swin")}
 
 # model_type of config.json -> class; a whole CLIP ("clip") has a vision tower in it.
@@ -44,12 +46,25 @@ class Tower(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         lineage: Mapping[str, Any],
+        shortest: int | None = None,
+        mode: Mode = "bilinear",
     ) -> None:
-        """Wrap a CLIPVisionModelWithProjection or SwinModel; mean and std hold one number or one per channel."""
+        """Wrap a CLIPVisionModelWithProjection or SwinModel.
+
+        Args:
+            network: frozen here.
+            image_size: side of the pictures that it reads.
+            mean: one number or one per channel.
+            std: the same.
+            lineage: of its weights.
+            shortest: the shortest side is resized to this and the centre cropped; None: straight to `image_size`.
+            mode: of resizing.
+        """
         super().__init__()
         self.network = network.requires_grad_(False).eval()
         self.image_size = image_size
         self.mean, self.std = tuple(mean), tuple(std)
+        self.shortest, self.mode = shortest, mode
         self.lineage = lineage
 
     @property
@@ -57,11 +72,14 @@ class Tower(nn.Module):
         """Length of a feature vector."""
         return int(self.network.config.hidden_size)  # type: ignore[union-attr, arg-type]
 
-    def resized(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 3 s s"]:
-        """Pictures at the size the network reads, still [0, 1]."""
-        return resize(images, (self.image_size, self.image_size), "bilinear")
+    def resized(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 s s"]:
+        """Pictures at the size and with the three channels that the network reads, still [0, 1]."""
+        size = (self.image_size, self.image_size)
+        if images.shape[-2:] == size:  # such as views of pictures that were resized before
+            return as_rgb(images).float()
+        return fitted(as_rgb(images), size, self.shortest, self.mode)
 
-    def forward(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n d"]:
+    def forward(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """Pooled features of pictures [0, 1] of any size."""
         pixels = normalise(self.resized(images), self.mean, self.std)
         # CLIP's features are those before its projection to the space shared with text
@@ -83,7 +101,7 @@ class ClassHeads(nn.Module):
         self.lineage = tower.lineage
         self.requires_grad_(False).eval()
 
-    def forward(self, images: Float[Tensor, "n 3 h w"]) -> dict[str, Float[Tensor, "n _"]]:
+    def forward(self, images: Float[Tensor, "n c h w"]) -> dict[str, Float[Tensor, "n _"]]:
         """Logits of every head, float32, for pictures [0, 1] of any size."""
         features = self.tower(images)
         return {name: head(features) for name, head in self.heads.items()}
@@ -129,6 +147,7 @@ def save_heads(model: ClassHeads, folder: Path, *, name: str = "", record: Mappi
     save_file(tensors, folder / "heads.safetensors", metadata={"format": "pt"})
     tower = model.tower
     table = {"labels": model.labels, "image_size": tower.image_size, "mean": list(tower.mean), "std": list(tower.std)}
+    table |= {"shortest": tower.shortest, "mode": tower.mode}
     (folder / "heads.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     lineage = {
         "name": name or folder.name,
@@ -141,24 +160,34 @@ def save_heads(model: ClassHeads, folder: Path, *, name: str = "", record: Mappi
 
 def load_tower(source: str | Path, *, device: str | torch.device = "cpu") -> Tower:
     """Load a vision tower: `emoji-canvas`, a hub id such as openai/clip-vit-base-patch32, or a folder."""
-    origin = EMOJI_CANVAS / "clip" if source == "emoji-canvas" else origin_of(source)
+    origin = EMOJI_CANVAS / "clip" if source == EMBEDDED else origin_of(source)
     kind = read_json(origin, "config.json").get("model_type", "")
     if kind not in TOWERS:
         raise ValueError(unknown("kind of vision tower", str(kind), TOWERS, f"Use another network than {source!s}."))
-    size, mean, std = _normalisation(origin)
+    prepare = _preprocess(origin)
     network = load_network(TOWERS[kind], origin)
-    tower = Tower(network, image_size=size, mean=mean, std=std, lineage=lineage_of(origin))
+    tower = Tower(
+        network,
+        image_size=prepare.size[0],
+        mean=prepare.mean,
+        std=prepare.std,
+        lineage=lineage_of(origin),
+        shortest=prepare.shortest,
+        mode=prepare.mode,
+    )
     return tower.to(device)
 
 
-def _normalisation(origin: Path | str) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+def _preprocess(origin: Path | str) -> Preprocess:
     if isinstance(origin, Path) and (origin / "heads.json").is_file():
         table = read_json(origin, "heads.json")
-        return int(table["image_size"]), _numbers(table["mean"]), _numbers(table["std"])
+        side, shortest = int(table["image_size"]), table.get("shortest")
+        mean, std, mode = _numbers(table["mean"]), _numbers(table["std"]), table.get("mode", "bilinear")
+        return Preprocess((side, side), shortest, mean, std, mode)
     if origin == EMOJI_CANVAS / "clip":  # trained on pictures from -1 to 1 (tools/emoji_canvas/clip.py)
-        return int(read_json(origin, "config.json")["image_size"]), (0.5,), (0.5,)
-    prepare = read_preprocess(origin)
-    return prepare.size[0], prepare.mean, prepare.std
+        side = int(read_json(origin, "config.json")["image_size"])
+        return Preprocess((side, side), None, (0.5,), (0.5,), "bilinear")
+    return read_preprocess(origin)
 
 
 def _numbers(value: float | Sequence[float]) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""From our pictures ([0, 1], n×3×h×w) to what a network reads, and augmented views; plain torch, differentiable.
+"""From our pictures ([0, 1], n×c×h×w) to what a network reads, and augmented views; plain torch, differentiable.
 
 `Preprocess` does what transformers' image processors do (resize, centre crop, normalise), read from their
 preprocessor_config.json. `views` makes a reward harder to fool: mirrored, shifted, scaled and noisy copies.
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from cgru.backbones.base import as_rgb
 from cgru.rewards.weights import read_json
 
 Mode = Literal["bilinear", "bicubic"]
@@ -36,17 +37,9 @@ class Preprocess:
     std: tuple[float, ...]
     mode: Mode
 
-    def __call__(self, images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 3 height width"]:
-        """Prepare pictures of any size."""
-        resized = resize(images, self._resized_to(images), self.mode)
-        return normalise(centre_crop(resized, self.size), self.mean, self.std)
-
-    def _resized_to(self, images: Tensor) -> tuple[int, int]:
-        if self.shortest is None:
-            return self.size
-        height, width = images.shape[-2:]
-        shorter = min(height, width)
-        return (self.shortest * height // shorter, self.shortest * width // shorter)
+    def __call__(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 height width"]:
+        """Prepare pictures of any size, of one channel or three."""
+        return normalise(fitted(as_rgb(images), self.size, self.shortest, self.mode), self.mean, self.std)
 
 
 def read_preprocess(origin: Path | str) -> Preprocess:
@@ -82,7 +75,7 @@ def _pair(size: Any, origin: Path | str) -> tuple[int, int]:  # noqa: ANN401 - a
     raise ValueError(f"preprocessor_config.json of {str(origin)!r} has size {size}; it must give height and width.")
 
 
-def resize(images: Float[Tensor, "n 3 h w"], size: tuple[int, int], mode: Mode) -> Float[Tensor, "n 3 height width"]:
+def resize(images: Float[Tensor, "n c h w"], size: tuple[int, int], mode: Mode) -> Float[Tensor, "n c height width"]:
     """Resize as Pillow does (antialiased when shrinking); float32, within [0, 1]."""
     images = images.float()
     if images.shape[-2:] == size:
@@ -91,7 +84,18 @@ def resize(images: Float[Tensor, "n 3 h w"], size: tuple[int, int], mode: Mode) 
     return functional.interpolate(images, size, mode=mode, align_corners=False, antialias=True).clamp(0, 1)
 
 
-def centre_crop(images: Float[Tensor, "n 3 h w"], size: tuple[int, int]) -> Float[Tensor, "n 3 height width"]:
+def fitted(
+    images: Float[Tensor, "n c h w"], size: tuple[int, int], shortest: int | None, mode: Mode
+) -> Float[Tensor, "n c height width"]:
+    """Resize as an image processor does: the shortest side to `shortest`, then the centre; None: straight to `size`."""
+    if shortest is None:
+        return resize(images, size, mode)
+    height, width = images.shape[-2:]
+    shorter = min(height, width)
+    return centre_crop(resize(images, (shortest * height // shorter, shortest * width // shorter), mode), size)
+
+
+def centre_crop(images: Float[Tensor, "n c h w"], size: tuple[int, int]) -> Float[Tensor, "n c height width"]:
     """Cut the centre out."""
     height, width = size
     top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
@@ -99,13 +103,13 @@ def centre_crop(images: Float[Tensor, "n 3 h w"], size: tuple[int, int]) -> Floa
 
 
 def normalise(
-    images: Float[Tensor, "n 3 h w"], mean: tuple[float, ...], std: tuple[float, ...]
-) -> Float[Tensor, "n 3 h w"]:
+    images: Float[Tensor, "n c h w"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float[Tensor, "n c h w"]:
     """(images - mean) / std, each one number or one per channel."""
     return (images - images.new_tensor(mean).view(-1, 1, 1)) / images.new_tensor(std).view(-1, 1, 1)
 
 
-def views(images: Float[Tensor, "n 3 h w"], count: int, seed: int) -> list[Float[Tensor, "n 3 h w"]]:
+def views(images: Float[Tensor, "n c h w"], count: int, seed: int) -> list[Float[Tensor, "n c h w"]]:
     """The pictures themselves, mirrored, then shifted, scaled and noisy ones, `count` in all.
 
     What happens in a view depends on the seed and the view's number only, not on the picture's place in the batch:

@@ -2,8 +2,8 @@
 
 The paper's reward is CLIP with a class head (§5). By default the tower stays frozen and only the linear head learns,
 on features computed once; `is_full` trains the tower too. For a concept that is just a text, the labels are
-[concept, "other"] and the pictures of "other" come from retain prompts. Part of the pictures of every label is held
-out, and the accuracy on those is returned and logged.
+[concept, "other"], and the pictures of "other" come from retain prompts; `cgru.rl.head_classes` has the other choices.
+Part of the pictures of every label is held out, and the accuracy on those is returned and logged.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
@@ -17,18 +17,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cgru.backbones.base import Backbone, one_line
+from cgru.backbones.base import Backbone
+from cgru.image_files import class_folders, read_rgb
 from cgru.mdp.rollout import sample
 from cgru.rewards.heads import ClassHeads, Tower
-from cgru.rewards.pictures import centre_crop, resize
+from cgru.rewards.pictures import centre_crop
 
 logger = logging.getLogger(__name__)
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
 BATCH = 64
 """Pictures that go through a network at once."""
 
@@ -47,35 +46,20 @@ class Fitted:
     """Pictures it was measured on."""
 
 
-def pictures_from_folder(folder: Path, size: int) -> dict[str, Float[Tensor, "n 3 s s"]]:
-    """Read `folder/<label>/*.png|jpg`, shortest side resized to `size`, centre cropped."""
-    labels = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    if len(labels) < 2:
-        found = [path.name for path in labels]
-        raise FileNotFoundError(f"{str(folder)!r} has label folders {found}; give one with <label>/*.png, 2 or more.")
-    return {path.name: _read_pictures(path, size) for path in labels}
+def pictures_from_folder(folder: Path, resized: Callable[[Tensor], Tensor]) -> dict[str, Float[Tensor, "n 3 s s"]]:
+    """Read `folder/<label>/*.png|jpg`; `resized` makes them squares of one size, such as a tower's `resized`."""
+    files = class_folders(folder)
+    return {label: torch.cat([_read_picture(path, resized) for path in paths]) for label, paths in files.items()}
 
 
-def _read_pictures(folder: Path, size: int) -> Tensor:
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    if not files:
-        raise FileNotFoundError(f"{str(folder)!r} has no pictures; put {', '.join(SUFFIXES)} files there.")
-    return torch.cat([_read_picture(path, size) for path in files])
+def _read_picture(path: Path, resized: Callable[[Tensor], Tensor]) -> Tensor:
+    pixels = torch.from_numpy(np.array(read_rgb(path)))
+    return resized(pixels.permute(2, 0, 1)[None].float() / 255)
 
 
-def _read_picture(path: Path, size: int) -> Tensor:
-    try:
-        with Image.open(path) as image:
-            pixels = torch.from_numpy(np.array(image.convert("RGB")))
-    except OSError as error:
-        raise ValueError(f"cannot read the picture {str(path)!r} ({one_line(error)}); remove or replace it.") from error
-    return _square(pixels.permute(2, 0, 1)[None].float() / 255, size)
-
-
-def _square(images: Tensor, size: int) -> Tensor:
-    height, width = images.shape[-2:]
-    shorter = min(height, width)
-    return centre_crop(resize(images, (size * height // shorter, size * width // shorter), "bilinear"), (size, size))
+def _cropped(images: Tensor) -> Tensor:
+    side = min(images.shape[-2:])
+    return centre_crop(images.float(), (side, side))
 
 
 @torch.no_grad()
@@ -88,10 +72,10 @@ def pictures_from_model(
     steps: int,
     guidance: float,
     eta: float = 0.0,
-    size: int | None = None,
+    resized: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = 16,
     decode_batch: int | None = None,
-) -> dict[str, Float[Tensor, "n 3 h w"]]:
+) -> dict[str, Float[Tensor, "n c h w"]]:
     """Let the base model draw `per_label` pictures for every label, going round its prompts.
 
     Args:
@@ -102,7 +86,7 @@ def pictures_from_model(
         steps: denoising steps.
         guidance: classifier-free guidance.
         eta: noise of the sampler, 0 to 1.
-        size: pictures are kept at this size (a tower's image_size); None keeps the model's own.
+        resized: makes them the squares that are kept, such as a tower's `resized`; None keeps the model's own size.
         batch_size: pictures drawn at once.
         decode_batch: latents decoded at once; None: the model's own number.
     """
@@ -119,7 +103,7 @@ def pictures_from_model(
             cond = backbone.encode_text(chosen[part])
             latents = sample(backbone, cond, seeds[part], kernel=kernel, guidance=guidance)
             images = backbone.decode(latents, batch_size=decode_batch)
-            parts.append(_square(images, size or min(images.shape[-2:])).cpu())
+            parts.append((resized or _cropped)(images).cpu())
         result[label] = torch.cat(parts)
         logger.info("reward pictures: %d of %r", per_label, label)
     return result

@@ -4,8 +4,6 @@ transformers fills missing tensors with random numbers and a warning; a reward w
 to nothing, so here that is an error. Every origin also gives the hashes of its files, for the lineage.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,11 +14,14 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import cached_file, logging
 
+from cgru.atomic_io import json_table
 from cgru.backbones.base import one_line
-from cgru.backbones.quiet import no_progress_bars
+from cgru.backbones.foreign_code import refuse_code
+from cgru.backbones.hub import check_reachable
+from cgru.backbones.loading import no_progress_bars
+from cgru.embedded import sha256_of
 from cgru.lineage import HUB_ANCESTORS
 
-ASSETS = Path(__file__).parents[1] / "assets"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 ALLOWED = "a folder in the transformers layout or a hub id 'owner/name'"
 
@@ -37,11 +38,16 @@ def origin_of(source: str | Path) -> Path | str:
 
 
 def load_network(kind: Any, origin: Path | str, dtype: torch.dtype = torch.float32) -> Any:  # noqa: ANN401 - untyped
-    """Load a transformers class, frozen and in eval mode, on the CPU."""
+    """Load a transformers class, frozen and in eval mode, on the CPU; code in its folder is refused, never run."""
+    refuse_code_of(origin)
     with reading(origin), _no_report(), no_progress_bars() if isinstance(origin, Path) else nullcontext():
         # With wrong shapes ignored they are listed, as missing tensors are; both are errors below.
         network, found = kind.from_pretrained(
-            origin, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            origin,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
         )
     names = network.state_dict().keys()  # without buffers that are computed: no file needs them
     broken = sorted(names & set(found["missing_keys"])) + sorted(name for name, *_ in found["mismatched_keys"])
@@ -51,6 +57,13 @@ def load_network(kind: Any, origin: Path | str, dtype: torch.dtype = torch.float
             f"another shape, first {broken[0]!r}; give a complete network of that kind."
         )
     return network.requires_grad_(False).eval()
+
+
+def refuse_code_of(origin: Path | str) -> None:
+    """Refuse a folder or hub id whose configs name Python code of their own."""
+    with reading(origin):
+        folder = find(origin, "config.json").parent
+    refuse_code(folder, origin)
 
 
 @contextmanager
@@ -64,15 +77,18 @@ def _no_report() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def read_json(origin: Path | str, file: str) -> Any:  # noqa: ANN401
-    """Read a JSON file of a folder or a hub id."""
+def read_json(origin: Path | str, file: str) -> dict[str, Any]:
+    """Read the table that a JSON file of a folder or a hub id holds."""
     with reading(origin):
-        return json.loads(find(origin, file).read_text(encoding="utf-8"))
+        return json_table(find(origin, file).read_bytes(), file)
 
 
 def find(origin: Path | str, file: str) -> Path:
     """Where a file of a folder or a hub id lies on this disk; downloads it if need be."""
-    return origin / file if isinstance(origin, Path) else Path(cached_file(origin, file))
+    if isinstance(origin, Path):
+        return origin / file
+    check_reachable(origin, file)
+    return Path(cached_file(origin, file))
 
 
 def lineage_of(origin: Path | str) -> dict[str, Any]:
@@ -87,12 +103,6 @@ def lineage_of(origin: Path | str) -> dict[str, Any]:
         "weights": [sha256_of(path) for path in files],
         "started_from": [*hub, *stored.get("started_from", [])],
     }
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

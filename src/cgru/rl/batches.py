@@ -1,8 +1,8 @@
-"""Which (sample, step) pairs make one update: plans are data, so grouping and re-batching are the same maths.
+"""Which (sample, step) pairs make up one update. Plans are plain data, so re-batching does not change the maths.
 
-The paper's epoch is 16 trajectories and 2 updates: two plans of 8 trajectories × all steps (DDPO's samples and times,
-each shuffled; one optimiser step per plan). How many pairs share a forward pass is a matter of speed only: the loss of
-a plan is the mean over its pairs, whatever the micro-batch (`weight`).
+The paper's epoch is 16 trajectories and 2 updates: two plans of 8 trajectories × all steps, with samples and times each
+shuffled as in DDPO, and one optimiser step per plan. The number of pairs per forward pass affects only speed: the loss
+of a plan is the mean over its pairs for any micro-batch size (`weight`).
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from cgru import processes
+from cgru import distributed
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The pairs (sample_ids[k], step_ids[k]) of one update, on the CPU; what `Trajectory.steps` takes."""
+    """The pairs (sample_ids[k], step_ids[k]) of one update, on the CPU; the arguments of `Trajectory.steps`."""
 
     sample_ids: Int[Tensor, " k"]
     step_ids: Int[Tensor, " k"]
@@ -37,17 +37,17 @@ def plans(
     step_fraction: float = 1.0,
     generator: torch.Generator,
 ) -> list[Plan]:
-    """Return passes × updates plans in the order they are to be used.
+    """Return passes × updates plans in the order in which to use them.
 
-    Within a pass the samples are permuted and split into `updates` disjoint groups, which differ by at most one sample
-    in size; steps are permuted for each sample on its own.
+    In each pass the samples are permuted and split into `updates` disjoint groups whose sizes differ by at most one.
+    Steps are permuted separately for each sample.
 
     Args:
         n: number of trajectories.
         stochastic: which steps have noise; the others have no density and are left out.
-        updates: groups per pass, so optimiser steps per pass.
-        passes: how often all trajectories are gone through.
-        step_fraction: share of each trajectory's steps, drawn anew in each pass without replacement; at least one step.
+        updates: groups per pass, i.e. optimiser steps per pass.
+        passes: how often to go through all trajectories.
+        step_fraction: share of each trajectory's steps, redrawn in each pass without replacement; at least one step.
         generator: on the CPU.
     """
     steps = stochastic.nonzero().flatten().cpu()
@@ -61,17 +61,17 @@ def plans(
 
 
 def own_share(plan: Plan) -> Plan:
-    """The pairs of a plan that this process works on: all of them if it is alone, maybe none among many."""
-    mine = processes.share(len(plan))
+    """Return the pairs of a plan that this process works on: all in a single process, possibly none among many."""
+    mine = distributed.share(len(plan))
     return Plan(plan.sample_ids[mine], plan.step_ids[mine])
 
 
 def micro_batches(plan: Plan, size: int) -> Iterator[Plan]:
-    """Cut a plan into parts of `size` pairs (the last may be smaller), in order; none of an empty plan."""
+    """Cut a plan into consecutive parts of `size` pairs (the last may be smaller); yields nothing for an empty plan."""
     if size < 1:
         raise ValueError(f"micro-batch is {size} pairs; it must be at least 1")
     if not len(plan):
-        return  # torch would split it into one part without pairs, whose mean is NaN
+        return  # torch would return one empty part, whose mean is NaN
     for samples, steps in zip(plan.sample_ids.split(size), plan.step_ids.split(size), strict=True):
         yield Plan(samples, steps)
 
@@ -79,17 +79,17 @@ def micro_batches(plan: Plan, size: int) -> Iterator[Plan]:
 def weight(part: Plan, plan: Plan) -> float:
     """Return the share of the plan's pairs that a part holds.
 
-    `(loss.mean() * weight(part, plan)).backward()` over all parts, of all processes, adds up to the gradient of the
-    plan's mean loss.
+    Calling `(loss.mean() * weight(part, plan)).backward()` for all parts in all processes accumulates the gradient of
+    the plan's mean loss.
     """
     return len(part) / len(plan)
 
 
 def _plan(samples: Tensor, steps: Tensor, kept: int, generator: torch.Generator) -> Plan:
-    # The order of random numbers is a permutation; float64 because float32 has few enough values to collide.
+    # Sorting random numbers gives a permutation. float64, because float32 has so few values that ties are likely.
     draws = torch.rand(len(samples), len(steps), dtype=torch.float64, generator=generator)
     chosen = steps[draws.argsort(dim=1)[:, :kept]]  # (samples, kept)
-    # Sample after sample within a step of the permutation: a micro-batch mixes both trajectories and times.
+    # Samples vary fastest, so that a micro-batch mixes both trajectories and times.
     return Plan(samples.repeat(kept), chosen.T.flatten())
 
 

@@ -1,12 +1,16 @@
-"""Collecting a batch: sample under theta_old, score the pictures, value the states (Alg. 2, "generate").
+"""Collect a batch: sample under theta_old, score the images, evaluate the critic (Alg. 2, "generate").
 
-Exploration (ours): a policy that is sure of its concept hardly ever draws anything else, and noise around it says next
-to nothing about how to. So a share of the trajectories are sampled for a retain prompt of the same style and relabelled
-with their forget prompt, as hindsight replay relabels goals (arXiv 1707.01495): the reward says what they are worth
-there, and their log-probs stay those of the prompt that drew them, so the clip acts on the ratio to that.
+Exploration (ours, method `anchored`): a policy that is sure of its concept hardly ever draws anything else, and the
+noise around it reveals little about how to. A share of the trajectories is therefore sampled for a retain prompt of the
+same style and relabelled with the forget prompt, as hindsight replay relabels goals (arXiv 1707.01495). Of these,
 
-Among processes each samples, scores and values its share; then all hold the whole batch. Prompts and seeds go by the
-place in the batch, so it is the same batch whatever their number.
+- states, actions and pictures come from the prompt that was sampled (`Trajectory.sampled_for`);
+- reward, x̂0 and so V are those of the forget prompt: V stays a function of the state and prompt it is given;
+- log-probs under theta_old are those of either (`sampling.explore_ratio`): of the sampled prompt, clipping acts on the
+  ratio between the two prompts; of the forget prompt, on that between two policies, as for any other trajectory.
+
+With several processes, each samples, scores and evaluates its share, and the results are gathered in all. Prompts and
+seeds depend on the position in the batch only, so the batch is the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -19,37 +23,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cgru import processes
-from cgru.backbones.adapter import merged
+from cgru import distributed
 from cgru.critic.film import FilmCritic
 from cgru.critic.fit import values
 from cgru.critic.frozen import FrozenCritic
 from cgru.critic.views import SHRINKS, Critic, decoded_views
+from cgru.lora.train import merged
 from cgru.mdp.rollout import rollout
 from cgru.mdp.trajectory import Trajectory
 from cgru.prompts import Prompt
 from cgru.rewards.base import checked
-from cgru.rl.problem import Problem
+from cgru.rl.batches import Plan, micro_batches
+from cgru.rl.state import Problem
 from cgru.seeds import child_random
 
 SAMPLED = ("x", "log_prob", "seeds", "x0_hat")
-"""Fields of a trajectory that a rollout makes, a row for each prompt."""
+"""Fields of a trajectory that a rollout fills, one row per prompt."""
 
 
 def collect(problem: Problem, *names: str | int, forget: int, retain: int = 0) -> Trajectory:
-    """Sample trajectories of policy prompts, with log-probs under the current policy; `names` name the draw.
+    """Sample trajectories of policy prompts with log-probs under the current policy; `names` seed the random choices.
 
-    Of the forget trajectories the first `explored(problem, forget)` explore.
+    The first `explored(problem, forget)` of the forget trajectories explore.
     """
+    # Retain prompts without a reward of their own cannot be scored and stay out of the batch.
     kept = tuple(prompt for prompt in problem.prompts.retain if prompt.text in problem.rewarded)
     prompts = choose(problem, "forget", problem.prompts.policy, forget, *names)
     prompts += choose(problem, "retain", kept, retain, *names)
     others = counterparts(problem, prompts[: explored(problem, forget)], problem.prompts.retain, *names)
-    return relabelled(problem, prompts, others, *names)
+    # Where steps are chosen, only those with noise are looked at.
+    return relabelled(problem, prompts, others, *names, noisy_only=problem.config.policy.step_choice != "each")
 
 
 def counterparts(problem: Problem, prompts: list[str], pool: tuple[Prompt, ...], *names: str | int) -> list[str]:
-    """For each forget prompt one of the pool with the same context (the same style, say), if any has it."""
+    """Draw for each forget prompt one prompt of the pool with the same context (e.g. style), or any if none has it."""
     known = {prompt.text: prompt.context for prompt in (*problem.prompts.policy, *problem.prompts.critic)}
     order = child_random(problem.config.seed, "prompts", "explore", *names)
     everything = [prompt.text for prompt in pool]
@@ -59,24 +66,77 @@ def counterparts(problem: Problem, prompts: list[str], pool: tuple[Prompt, ...],
     ]
 
 
-def relabelled(problem: Problem, prompts: list[str], others: list[str], *names: str | int) -> Trajectory:
-    """Sample one trajectory for each prompt, the first ones under `others`, and label all with `prompts`."""
+def relabelled(
+    problem: Problem, prompts: list[str], others: list[str], *names: str | int, noisy_only: bool = False
+) -> Trajectory:
+    """Sample one trajectory per prompt, using `others` in place of the first prompts, and label all with `prompts`."""
     trajectory = sampled(problem, [*others, *prompts[len(others) :]], *names)
-    return replace(trajectory, cond=problem.encode(prompts)) if others else trajectory
+    if not others:
+        return trajectory
+    trajectory = replace(trajectory, cond=problem.encode(prompts), sampled_for=trajectory.cond.prompts)
+    return under_own_prompt(problem, trajectory, len(others), noisy_only=noisy_only)
+
+
+@torch.no_grad()
+def under_own_prompt(problem: Problem, trajectory: Trajectory, count: int, *, noisy_only: bool) -> Trajectory:
+    """Predict the states of the first `count` trajectories again, for the prompt they are learned for.
+
+    x̂0 becomes what that prompt implies (NaN at steps left out by `noisy_only`) and, with `sampling.explore_ratio=own`,
+    so do the log-probs, in the batches of updates so that the first ratio is 1.
+    """
+    is_own = problem.config.sampling.explore_ratio == "own"
+    if trajectory.x0_hat is None and not is_own:
+        return trajectory
+    looked_at = trajectory.stochastic if noisy_only else torch.ones_like(trajectory.stochastic)
+    steps = looked_at.nonzero().flatten().cpu()
+    samples = torch.arange(count)
+
+    def predicted(some: slice) -> dict[str, Tensor]:
+        mine = samples[some]
+        pairs = Plan(mine.repeat_interleave(len(steps)), steps.repeat(len(mine)))
+        log_prob, x0 = [], []
+        for part in micro_batches(pairs, problem.sizes.update):
+            at = trajectory.steps(part.sample_ids, part.step_ids)
+            prediction = problem.backbone.predict(at.x, at.time, at.cond, guidance=trajectory.guidance)
+            log_prob.append(problem.kernel.step(prediction, at.x, at.index).log_prob(at.next_x))
+            x0.append(problem.kernel.x0(prediction, at.x, at.index))
+        found = {"log_prob": torch.cat(log_prob), "x0_hat": torch.cat(x0)}
+        return {name: rows.unflatten(0, (len(mine), len(steps))) for name, rows in found.items()}
+
+    found = distributed.spread(count, predicted)
+    log_prob, x0_hat, at = trajectory.log_prob, trajectory.x0_hat, steps.to(trajectory.x.device)
+    if is_own:
+        log_prob = log_prob.clone()
+        log_prob[:count, at] = found["log_prob"]
+    if x0_hat is not None:
+        x0_hat = x0_hat.clone()
+        x0_hat[:count] = torch.nan
+        x0_hat[:count, at] = found["x0_hat"]
+    return replace(trajectory, log_prob=log_prob, x0_hat=x0_hat)
+
+
+def shuffled(trajectory: Trajectory, generator: torch.Generator) -> Trajectory:
+    """Exchange rewards at random among the relabelled trajectories (`sampling.explore_credit=shuffled`)."""
+    assert trajectory.reward is not None
+    theirs = trajectory.relabelled.nonzero().flatten()
+    reward = trajectory.reward.clone()
+    reward[theirs] = reward[theirs[torch.randperm(len(theirs), generator=generator)]]
+    return replace(trajectory, reward=reward)
 
 
 def explored(problem: Problem, forget: int) -> int:
-    """How many of `forget` trajectories explore."""
+    """Return how many of `forget` trajectories explore."""
     return round(problem.config.sampling.explore * forget)
 
 
 def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajectory:
-    """Sample one trajectory for each prompt."""
+    """Sample one trajectory per prompt."""
     kernel, device, guidance = problem.kernel, problem.backbone.device, problem.config.sampling.guidance
     cond = problem.encode(prompts)
     seeds = [problem.seed("rollout", *names, i) for i in range(len(prompts))]
 
     def drawn(some: slice) -> dict[str, Tensor]:
+        # With the LoRA merged into the weights, sampling costs no extra matrix products.
         with merged(problem.backbone.denoiser) if problem.config.sampling.merged else nullcontext():
             trajectory = rollout(
                 problem.backbone,
@@ -89,7 +149,7 @@ def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajecto
             )
         return {name: value for name in SAMPLED if (value := getattr(trajectory, name)) is not None}
 
-    rows: dict[str, Any] = dict(processes.spread(len(prompts), drawn))
+    rows: dict[str, Any] = dict(distributed.spread(len(prompts), drawn))
     return Trajectory(
         time=kernel.timesteps.to(device),
         stochastic=kernel.stochastic.to(device),
@@ -100,17 +160,18 @@ def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajecto
 
 
 def choose(problem: Problem, kind: str, pool: tuple[Prompt, ...], count: int, *names: str | int) -> list[str]:
-    """`count` prompts, each as often as any other, give or take one."""
+    """Draw `count` prompts so that the numbers of times two prompts appear differ by at most one."""
     assert pool or not count, f"{count} {kind} prompts wanted from none"
     texts = [prompt.text for prompt in pool]
     order = child_random(problem.config.seed, "prompts", kind, *names)
+    # Whole shuffled rounds of the pool, the last one cut short.
     rounds = [order.sample(texts, len(texts)) for _ in range(math.ceil(count / max(len(texts), 1)))]
     return [text for texts in rounds for text in texts][:count]
 
 
 @torch.no_grad()
 def scored(problem: Problem, trajectory: Trajectory) -> Trajectory:
-    """The trajectory with its terminal reward r(x_0, c)."""
+    """Return the trajectory with its terminal reward r(x_0, c)."""
     size = problem.sizes.decode
 
     def rewards(some: slice) -> Tensor:
@@ -120,31 +181,36 @@ def scored(problem: Problem, trajectory: Trajectory) -> Trajectory:
             found.append(checked(problem.reward, images, part.cond.prompts[start : start + size]))
         return torch.cat(found).to(trajectory.x.device)
 
-    return replace(trajectory, reward=processes.spread(len(trajectory), rewards))
+    return replace(trajectory, reward=distributed.spread(len(trajectory), rewards))
 
 
 @torch.no_grad()
 def viewed(problem: Problem, critic: Critic, trajectory: Trajectory) -> Tensor:
-    """What the critic looks at, decoded once for values and updates alike; features where its tower is frozen."""
-    size = critic.image_size if isinstance(critic, FilmCritic | FrozenCritic) else None
+    """Return the critic's inputs, decoded once for evaluation and training; for a frozen tower, its features."""
+    size, resize = None, None
+    if isinstance(critic, FilmCritic | FrozenCritic):
+        size, resize = critic.image_size, critic.resized
     batch, shrink = problem.sizes.decode, SHRINKS[problem.config.critic.decode]
 
     def decoded(some: slice) -> Tensor:
         part = trajectory[some]
-        views = decoded_views(problem.backbone, part, critic.view, batch_size=batch, size=size, shrink=shrink)
+        views = decoded_views(
+            problem.backbone, part, critic.view, batch_size=batch, size=size, resize=resize, shrink=shrink
+        )
         if not isinstance(critic, FrozenCritic):
             return views
         return critic.seen(views.flatten(0, 1), batch_size=problem.sizes.score).unflatten(0, views.shape[:2])
 
-    if critic.view == "latent":  # nothing to decode: every process has the states
+    if critic.view == "latent":
+        # Nothing to decode, and every process already holds the states.
         return decoded(slice(None))
-    return processes.spread(len(trajectory), decoded)
+    return distributed.spread(len(trajectory), decoded)
 
 
 def valued(problem: Problem, critic: Critic, views: Tensor, trajectory: Trajectory) -> Trajectory:
-    """The trajectory with V(x_t, c, t), from the critic as it is before it sees these rewards."""
+    """Return the trajectory with V(x_t, c, t) from the critic before it is trained on these rewards."""
 
     def found(some: slice) -> Tensor:
         return values(critic, views[some], trajectory[some], batch_size=problem.sizes.score)
 
-    return replace(trajectory, value=processes.spread(len(trajectory), found))
+    return replace(trajectory, value=distributed.spread(len(trajectory), found))

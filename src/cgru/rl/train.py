@@ -4,31 +4,33 @@ CGRU: advantage r - V(x_t, c, t). DDPO: no critic, advantage `batch` or `per-pro
 replay window and a KL to the base on the same states. Retention, averaging and the outside watch are optional.
 """
 
+# ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
+
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
-from cgru import processes
+from cgru import distributed
 from cgru.critic.fit import CriticLoss, regress
 from cgru.critic.measures import explained_variance, value_error
 from cgru.mdp.rollout import rescore
 from cgru.mdp.trajectory import Trajectory
 from cgru.rl import advantage as advantages
 from cgru.rl.batches import Plan, micro_batches, plans
-from cgru.rl.choice import chosen, remember
-from cgru.rl.collect import collect, explored, scored, valued, viewed
+from cgru.rl.collect import collect, explored, scored, shuffled, valued, viewed
 from cgru.rl.diagnostics import gradient_variance, per_trajectory_gradients, ratio_statistics
 from cgru.rl.objective import clip_range
-from cgru.rl.problem import Learner, Problem, Sizes
+from cgru.rl.oom_retry import Memory
 from cgru.rl.retention import Bank
-from cgru.rl.room import Room
-from cgru.rl.update import TrainingError, Update, gradient, take_step
+from cgru.rl.state import Learner, Problem, Sizes
+from cgru.rl.step_selection import chosen, remember
+from cgru.rl.update import Move, TrainingError, Update, gradient, take_step
 
 logger = logging.getLogger(__name__)
 
@@ -59,91 +61,96 @@ def train(
         problem: what is to be learned.
         learner: changed in place.
         bank: for the KL on retain prompts.
-        after: sees each iteration (log, checkpoint, watch) and may ask to stop.
-        after_halving: sees the problem in smaller batches, once memory has run out.
+        after: called after each iteration (log, checkpoint, outside look); returns True to stop.
+        after_halving: called with the problem in smaller batches after an out-of-memory retry.
     """
-    room = Room(problem, after_halving)
+    memory = Memory(problem, after_halving)
     while learner.iteration < problem.config.policy.iterations:
-        done = _iterate(room, learner, bank)
+        done = iterate(memory, learner, bank)
         learner.iteration += 1
         if after(done):
             break
 
 
-def iterate(problem: Problem, learner: Learner, bank: Bank | None) -> Iteration:
-    """One iteration of Alg. 2: collect under theta_old, learn V, update theta K times."""
-    return _iterate(Room(problem, is_checked=True), learner, bank)
+def iterate(memory: Memory, learner: Learner, bank: Bank | None) -> Iteration:
+    """One iteration of Alg. 2: collect under theta_old, learn V, update theta K times.
 
-
-def _iterate(room: Room, learner: Learner, bank: Bank | None) -> Iteration:
-    problem = room.problem  # sizes may change on the way: what goes by them is attempted
-    policy, index = problem.config.policy, learner.iteration
-    retain = round(problem.config.retention.share * policy.trajectories)
-    # generate: x_T..x_0 with log-probs under theta_old, then the terminal reward
+    Each `for attempt` block is done once, or again in half the batches when CUDA runs out of memory in it.
+    """
+    problem, index = memory.problem, learner.iteration
+    policy, config = problem.config.policy, problem.config
+    retain = round(config.retention.share * policy.trajectories)
     forget = policy.trajectories - retain
-    trajectory = room.attempt("rollouts", lambda fitting: collect(fitting, index, forget=forget, retain=retain))
-    collected = room.problem.sizes
-    trajectory = room.attempt("rewards", lambda fitting: scored(fitting, trajectory), of="pictures")
+
+    # generate: x_T, ..., x_0 with log-probs under theta_old
+    for attempt in memory.attempts("rollouts"):
+        with attempt as problem:
+            trajectory = collect(problem, index, forget=forget, retain=retain)
+    collected = problem.sizes
+    own = slice(explored(problem, forget), None)  # drawn under their own prompt, so that their ratio is 1 now
+    # terminal reward r(x_0, c)
+    for attempt in memory.attempts("rewards", of="pictures"):
+        with attempt as problem:
+            trajectory = scored(problem, trajectory)
+    if config.sampling.explore_credit == "shuffled":
+        trajectory = shuffled(trajectory, problem.generator("shuffle", index))
     trajectory = chosen(problem, learner, trajectory)
-    # V(x_t, c, t) BEFORE the critic moves, then its online updates
+
+    # V(x_t, c, t) BEFORE the critic moves, then the critic's K_V updates on (V - r)^2
     critic_loss = None
     if (critic := learner.critic) is not None:
-        views = room.attempt("decoding", lambda fitting: viewed(fitting, critic, trajectory), of="pictures")
-        trajectory = room.attempt("values", lambda fitting: valued(fitting, critic, views, trajectory), of="pictures")
+        for attempt in memory.attempts("decoding", of="pictures"):
+            with attempt as problem:
+                views = viewed(problem, critic, trajectory)
+        for attempt in memory.attempts("values", of="pictures"):
+            with attempt as problem:
+                trajectory = valued(problem, critic, views, trajectory)
         critic_loss = _regress(problem, learner, views, trajectory)
     if policy.step_choice == "variance":
         remember(learner, trajectory)
     # A_t = r - V(x_t, c, t), or another advantage
     trajectory = replace(trajectory, advantage=advantage(problem, learner, trajectory))
     record: Record = {"iteration": index, **describe(problem, trajectory, critic_loss)}
-    own = trajectory[explored(problem, forget) :]
-    is_recorded = index == 0 or problem.config.sampling.merged  # a fresh LoRA adds nothing, so merging shows only later
-    if is_recorded or not room.is_checked:  # a resumed run may be on another device
-        looked_at = own if index == 0 else own[:1]
-        parity = room.attempt(
-            "the parity check",
-            lambda fitting: check_parity(
-                fitting, rounded_alike(looked_at, collected, fitting, first=0), is_first=index == 0
-            ),
-        )
-        record |= {"policy/parity": parity} if is_recorded else {}
-        room.is_checked = True
-    every = problem.config.diagnostics.every
-    if every and index % every == 0:
-        record |= room.attempt("diagnostics", lambda fitting: measure_variance(fitting, learner, own))
-    # K updates on shuffled (sample, step) pairs
+
+    # Before theta moves every ratio is 1. Checked once per start, as a run may be resumed on another device; where the
+    # LoRA is merged for rollouts, in each iteration, since a fresh LoRA merges to nothing.
+    if index == 0 or config.sampling.merged or not learner.is_parity_checked:
+        looked_at = trajectory[own] if index == 0 else trajectory[own][:1]
+        for attempt in memory.attempts("the parity check"):
+            with attempt as problem:
+                parity = check_parity(
+                    problem, rounded_alike(looked_at, collected, problem, first=0), is_first=index == 0
+                )
+        record |= {"policy/parity": parity} if index == 0 or config.sampling.merged else {}
+        learner.is_parity_checked = True
+    if config.diagnostics.every and index % config.diagnostics.every == 0:
+        for attempt in memory.attempts("diagnostics"):
+            with attempt as problem:
+                variance = measure_variance(problem, learner, trajectory[own])
+        record |= variance
+
+    # K updates of theta on shuffled (sample, step) pairs
     batch = windowed(learner, trajectory, policy.window)
-    alike = partial(rounded_alike, collected=collected, first=len(trajectory) - len(own))
-    updates = []
+    first = own.start if config.sampling.explore_ratio == "sampled" else 0
+    updates, moves = [], []
     for k, plan in enumerate(_plans(problem, batch, index)):
-        # Until theta moves, log-probs under theta_old can still be had in the rounding of smaller batches.
-        work = partial(_gradient, batch, learner, plan, bank, k, alike if k == 0 else lambda same, **_: same)
-        batch, update = room.attempt("an update", work)
+        for attempt in memory.attempts("an update"):
+            with attempt as problem:
+                if k == 0:  # theta has not moved, so log-probs under theta_old can still be had in smaller batches
+                    batch = rounded_alike(batch, collected, problem, first=first)
+                update = gradient(problem, learner, batch, plan, bank, problem.generator("bank", index, k))
         updates.append(update)
-        take_step(problem, learner)
-    return Iteration(record | summarise(problem, updates), trajectory)
-
-
-def _gradient(
-    batch: Trajectory,
-    learner: Learner,
-    plan: Plan,
-    bank: Bank | None,
-    k: int,
-    alike: Callable[..., Trajectory],
-    problem: Problem,
-) -> tuple[Trajectory, Update]:
-    """The gradient of update k, and the batch as it was taken: later updates go by the same log-probs."""
-    batch = alike(batch, problem=problem)
-    return batch, gradient(problem, learner, batch, plan, bank, problem.generator("bank", learner.iteration, k))
+        moves.append(take_step(problem, learner, batch, plan, update))
+    record |= summarise(problem, updates, batch.relabelled) | _moved(moves)
+    return Iteration(record, trajectory)
 
 
 @torch.no_grad()
 def rounded_alike(trajectory: Trajectory, collected: Sizes, problem: Problem, *, first: int) -> Trajectory:
-    """The trajectory with log-probs as updates round them, if it was collected in other batches: memory ran out since.
+    """Recompute log-probs at the new batch size after an out-of-memory retry.
 
     In float32 the batch hardly matters; in half precision ratios would be off by more than the clip range. Not done for
-    trajectories before `first`, which were drawn under another prompt, nor in a replay window.
+    trajectories before `first`, whose log-probs are another prompt's, nor in a replay window.
     """
     is_exact = problem.backbone.dtype == torch.float32
     if is_exact or problem.sizes.update == collected.update or problem.config.policy.window:
@@ -165,11 +172,17 @@ def _rescored(problem: Problem, trajectory: Trajectory, plan: Plan) -> Tensor:
             found.append(rescore(problem.backbone, steps, kernel=problem.kernel, guidance=trajectory.guidance))
         return torch.cat(found)
 
-    return processes.spread(len(plan), now)
+    return distributed.spread(len(plan), now)
 
 
 def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Tensor:
     """The advantage that the config names, (n, t); with a critic NaN at steps that are not learned from."""
+    found = _advantage(problem, learner, trajectory)
+    is_constant = problem.config.sampling.explore_credit == "constant"
+    return advantages.alike(found, trajectory.relabelled) if is_constant else found
+
+
+def _advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Tensor:
     policy = problem.config.policy
     if policy.advantage == "batch":
         return advantages.batch_advantage(trajectory, policy.advantage_clamp)
@@ -177,12 +190,15 @@ def advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Ten
         assert trajectory.reward is not None
         learner.statistics.update(trajectory.cond.prompts, trajectory.reward)
         return advantages.per_prompt_advantage(trajectory, learner.statistics, policy.advantage_clamp)
+    if problem.config.critic.trust == "measured":
+        trajectory = replace(trajectory, value=advantages.measured_value(trajectory)[0])
     found = (
         advantages.gae_advantage(trajectory, policy.gae_lambda)
         if policy.advantage == "gae"
         else advantages.critic_advantage(trajectory)
     )
-    return advantages.normalised(found) if policy.normalise else found
+    scale = problem.reward.high - problem.reward.low
+    return advantages.normalised(found, policy.normalise_floor * scale) if policy.normalise else found
 
 
 @torch.no_grad()
@@ -213,7 +229,7 @@ def _advice(problem: Problem, is_first: bool) -> str:
         return "Set sampling.merged=false."
     if not is_first:  # settings that decide how a run rounds cannot be changed any more
         return "Go on with it on a device of the kind it began on, or begin another run."
-    is_unsafe = config.dtype != "fp32" and size & (size - 1) != 0  # no power of two: see pipeline.sizes
+    is_unsafe = config.dtype != "fp32" and size & (size - 1) != 0  # no power of two: see rl.batch_size
     return "Set policy.micro_batch to a power of two." if is_unsafe else "Raise policy.clip, or run in fp32."
 
 
@@ -230,7 +246,7 @@ def measure_variance(problem: Problem, learner: Learner, trajectory: Trajectory)
     def rows(mine: slice) -> Tensor:  # a trajectory each, as shares are
         return _gradient_rows(problem, learner, some[mine], weights[:, mine]).transpose(0, 1)
 
-    gradients = processes.spread(len(some), rows).transpose(0, 1)
+    gradients = distributed.spread(len(some), rows).transpose(0, 1)
     record: Record = {}
     for name, found in zip(weightings, gradients, strict=True):
         variance = gradient_variance(found)
@@ -285,15 +301,23 @@ def describe(problem: Problem, trajectory: Trajectory, critic_loss: CriticLoss |
         value = trajectory.value[:, steps]
         error, explained = value_error(value, reward), explained_variance(value, reward)
         record["critic/value_error"] = float(error.mean())
+        if problem.config.critic.trust == "measured":
+            record["critic/trust"] = float(advantages.measured_value(trajectory)[1][steps].mean())
         record |= {f"critic/value_error/t{t}": float(x) for t, x in zip(steps, error, strict=True)}
         record |= {f"critic/explained_variance/t{t}": float(x) for t, x in zip(steps, explained, strict=True)}
     return record
 
 
-def summarise(problem: Problem, updates: list[Update]) -> Record:
-    """The updates of an iteration: ratios before clipping, per step and over all, KL, gradient norms."""
+def summarise(problem: Problem, updates: list[Update], relabelled: Bool[Tensor, " n"]) -> Record:
+    """The updates of an iteration: ratios before clipping, per step and over all, KL, gradient norms.
+
+    Ratios are those of the policy's own trajectories; of relabelled ones, the mean stands apart.
+    """
     clip, steps = clip_range(problem.config.policy.clip, problem.dimensions), len(problem.kernel)
+    is_relabelled = relabelled[torch.cat([u.sample for u in updates])]
     log_ratio, index = torch.cat([u.log_ratio for u in updates]), torch.cat([u.index for u in updates])
+    other = log_ratio[is_relabelled].exp()
+    log_ratio, index = log_ratio[~is_relabelled], index[~is_relabelled]
     ratio = log_ratio.exp()
     record: Record = {
         "policy/loss": _mean([u.loss for u in updates]),
@@ -307,10 +331,18 @@ def summarise(problem: Problem, updates: list[Update]) -> Record:
         "policy/kl_weight": _mean([u.kl_weight for u in updates]),
         "policy/kl_forget": _mean([u.kl_forget for u in updates]),
     }
+    if len(other):
+        record["policy/ratio_relabelled_mean"] = float(other.mean())
     per_step = ratio_statistics(log_ratio, index, steps, problem.dimensions, clip)
     for name in ("mean", "std", "summed_std", "clipped"):
         record |= {f"ratio/{name}/t{t}": float(x) for t, x in enumerate(per_step[name])}
     return record
+
+
+def _moved(moves: list[Move]) -> Record:
+    if not any(move.kl for move in moves):
+        return {}
+    return {"policy/step_kl": _mean([m.kl for m in moves]), "policy/step_share": _mean([m.share for m in moves])}
 
 
 def _regress(problem: Problem, learner: Learner, views: Tensor, trajectory: Trajectory) -> CriticLoss | None:

@@ -1,0 +1,1 @@
+"""Networks that judge pictures and are never used for training."""

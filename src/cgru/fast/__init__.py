@@ -1,0 +1,1 @@
+"""Speed and memory: compiled networks, fixed batch shapes, batch-invariant layers, low memory; same results."""

@@ -1,0 +1,1 @@
+"""SVG, HTML and pictures that the pages are made of."""

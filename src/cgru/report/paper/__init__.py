@@ -1,0 +1,1 @@
+"""The page of `cgru reproduce`: the tables and figures of the paper."""

@@ -1,0 +1,277 @@
+"""A user's own method, "module:attr", from the command line to its edit: docs/add-a-method.md as it stands."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cgru.cli import main
+from cgru.config import RunConfig
+from cgru.edits import WeightsEdit, load_edit, model_fingerprint
+from cgru.lineage import Trainers, trainers_of
+from cgru.runs import Run
+
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
+OPTIONS = ["unlearn", "Dogs", "--method", "dampen:METHOD", "strength=0.3", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def dampen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The page's code as an importable module, in a folder that is the working directory."""
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    assert code is not None
+    (tmp_path / "dampen.py").write_text(code[1], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "dampen.py"
+    for name in ("dampen", "broken", "probe"):
+        sys.modules.pop(name, None)
+
+
+def trained(capsys: pytest.CaptureFixture[str], *options: str) -> Path:
+    assert main([*OPTIONS, *options]) == 0
+    return Path(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_the_page_s_method_runs_and_its_edit_is_what_the_formula_says(capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(capsys)
+    note = json.loads((run / "edit" / "edit.json").read_text())
+    assert (note["kind"], note["method"], note["concept"]) == ("weights", "dampen:METHOD", "Dogs")
+    edit = load_edit(run)
+    assert isinstance(edit, WeightsEdit)
+    from cgru.backbones import load_model
+
+    backbone = load_model("emoji-canvas", device="cpu")
+    assert note["base"] == {"model": "emoji-canvas", "fingerprint": model_fingerprint(backbone)}
+    values = {n: p for n, p in backbone.denoiser.named_parameters() if n.endswith("attn2.to_v.weight")}
+    before = {name: value.detach().clone() for name, value in values.items()}
+    with edit.applied(backbone):
+        for name, value in values.items():
+            assert value.sub(0.7 * before[name]).abs().max() < 1e-6
+    assert all(value.equal(before[name]) for name, value in values.items())
+
+
+def test_a_run_says_that_no_network_trained_it(capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(capsys)
+    assert trainers_of(str(run), run / "edit" / "edit.json") == Trainers({})  # and no notice of an unknown lineage
+
+
+def test_float32_is_exact_while_a_method_runs_or_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """By torch's flag, which on a CPU has no effect."""
+    Path("probe.py").write_text(
+        "import torch\nfrom cgru.config import RunConfig\nfrom cgru.edits import HookEdit\n"
+        "from cgru.method import Method\n\ndef run(backbone, task, config, run):\n"
+        "    return HookEdit('probe:hook', {'allow_tf32': torch.backends.cudnn.allow_tf32})\n\n"
+        "METHOD = Method(config=RunConfig, run=run)\n",
+        encoding="utf-8",
+    )
+    assert torch.backends.cudnn.allow_tf32
+    assert main(["unlearn", "Dogs", "--method", "probe:METHOD", "--device", "cpu"]) == 0
+    run = Path(capsys.readouterr().out.splitlines()[-1])
+    notes = [(run / "edit" / "edit.json").read_text()]
+    (run / "edit" / "edit.json").unlink()
+    assert main(["resume", str(run), "--code", "probe:METHOD"]) == 0
+    notes.append((run / "edit" / "edit.json").read_text())
+    assert [json.loads(note)["parameters"]["settings"] for note in notes] == [{"allow_tf32": False}] * 2
+    assert torch.backends.cudnn.allow_tf32
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*OPTIONS, "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "dampen:METHOD" in told and "Dogs (class) in emoji-canvas" in told
+    assert not Path("runs").exists()
+
+
+def test_a_dry_run_shows_the_lines_of_a_method_s_own_plan(capsys: pytest.CaptureFixture[str], dampen: Path) -> None:
+    functions = (
+        "def prepare(backbone, task, config):\n    return task.words[0]\n\n"
+        "def plan(word):\n    return {'word': word, 'lines': {'plainest': f'{word} comes first'}}\n\n"
+    )
+    code = dampen.read_text(encoding="utf-8").replace(
+        "METHOD = Method(", "METHOD = Method(prepare=prepare, plan=plan, "
+    )
+    dampen.write_text(code.replace("METHOD =", functions + "METHOD ="), encoding="utf-8")
+    assert main([*OPTIONS, "--dry-run"]) == 0
+    assert re.search(r"^plainest +dog comes first", capsys.readouterr().out, re.M)
+    assert main([*OPTIONS, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["word"] == "dog"
+
+
+def test_the_same_command_again_has_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(capsys)
+    before = (run / "edit" / "edit.json").stat().st_mtime_ns
+    assert trained(capsys) == run
+    assert (run / "edit" / "edit.json").stat().st_mtime_ns == before
+
+
+def test_reading_a_run_imports_nothing_that_only_its_config_names(
+    capsys: pytest.CaptureFixture[str], dampen: Path
+) -> None:
+    run = trained(capsys)
+    sys.modules.pop("dampen")
+    dampen.write_text("raise SystemExit('imported')", encoding="utf-8")
+    assert Run.open(run).config.method == "dampen:METHOD"
+    (run / "edit" / "edit.json").unlink()  # so that there is something left to do
+    assert main(["resume", str(run)]) == 2
+    assert "uses code of its own, 'dampen:METHOD'" in capsys.readouterr().err
+    assert main(["report", str(run)]) == 0
+    assert "dampen" not in sys.modules
+
+
+def test_resume_runs_the_code_that_the_user_names(capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(capsys)
+    before = (run / "edit" / "weights.safetensors").read_bytes()
+    (run / "edit" / "edit.json").unlink()
+    assert main(["resume", str(run), "--code", "dampen:METHOD"]) == 0
+    assert (run / "edit" / "weights.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("METHOD = 3", "is a int and no method"),
+        ("from math import sqrt as METHOD", "is a builtin_function_or_method and no method"),
+        ("raise SyntaxError('oops')", "oops"),
+    ],
+)
+def test_what_is_no_method_gets_one_line(capsys: pytest.CaptureFixture[str], code: str, said: str) -> None:
+    Path("broken.py").write_text(code, encoding="utf-8")
+    assert main(["unlearn", "Dogs", "--method", "broken:METHOD"]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_method_that_returns_no_edit_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.py").write_text(
+        "from cgru.config import RunConfig\nfrom cgru.method import Method\n"
+        "METHOD = Method(config=RunConfig, run=lambda backbone, task, config, run: None)\n",
+        encoding="utf-8",
+    )
+    assert main(["unlearn", "Dogs", "--method", "broken:METHOD"]) == 2
+    told = capsys.readouterr().err
+    assert "returned a NoneType; allowed: an Edit" in told and "Traceback" not in told
+    (run,) = Path("runs").glob("dogs-broken-*")
+    assert not (run / "edit").exists()
+
+
+BODY = """
+import torch
+from dataclasses import dataclass
+from cgru.config import RunConfig
+from cgru.edits import WeightsEdit
+from cgru.method import Method
+
+def run(backbone, task, config, run):
+    name, weight = next(iter(backbone.denoiser.named_parameters()))
+    return WeightsEdit({"denoiser": {name: torch.ones_like(weight)}})
+"""
+REFUSED = {  # what is wrong with it shows before there is a run folder
+    "a config that is none": (
+        "class Config: pass\nMETHOD = Method(config=Config, run=run)",
+        "has the config 'Config'; allowed: a frozen dataclass that extends cgru.config.RunConfig",
+    ),
+    "no config at all": ("METHOD = Method(config=None, run=run)", "has the config None; allowed: a frozen dataclass"),
+    "a config that is no dataclass": (
+        "class Config(RunConfig):\n    strength: float = 1.0\nMETHOD = Method(config=Config, run=run)",
+        "has 'strength' in Config, which is no dataclass",
+    ),
+    "a setting without a default": (
+        "@dataclass(frozen=True, kw_only=True)\nclass Config(RunConfig):\n    strength: float\n"
+        "METHOD = Method(config=Config, run=run)",
+        "has no default for the setting 'strength'",
+    ),
+    "no run function": ("METHOD = Method(config=RunConfig, run=None)", "has run = None; allowed: a function"),
+    "a check that breaks": (
+        "def check(config):\n    return {}['a']\nMETHOD = Method(config=RunConfig, run=run, check=check)",
+        "fails (KeyError: 'a', broken.py line 12)",
+    ),
+    "an adjust that returns nothing": (
+        "METHOD = Method(config=RunConfig, run=run, adjust=lambda config: None)",
+        "its adjust returned a NoneType; allowed: a RunConfig",
+    ),
+    "a prepare that breaks": (
+        "METHOD = Method(config=RunConfig, run=run, prepare=lambda backbone: None)",
+        "fails (TypeError: <lambda>() takes 1 positional argument but 3 were given)",
+    ),
+}
+BROKEN = {  # and what shows only while it runs
+    "an error": (
+        "def run(*words):\n    return 1 / 0",
+        "fails (ZeroDivisionError: division by zero, broken.py line 13)",
+    ),
+    "wrong arguments": ("def run(backbone):\n    pass", "run() takes 1 positional argument but 4 were given"),
+    "a record that is not flat": (
+        "def run(backbone, task, config, run):\n    run.log({'iteration': 0, 'loss': torch.ones(1)})",
+        "cannot log 'loss' = tensor([1.]); allowed: numbers and texts. Give float(value).",
+    ),
+    "parameters that are no JSON": (
+        "def run(backbone, task, config, run):\n    name, weight = next(iter(backbone.denoiser.named_parameters()))\n"
+        "    return WeightsEdit({'denoiser': {name: weight}}, parameters={'norm': weight.norm()})",
+        "the edit's parameter 'norm' is",
+    ),
+}
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_part_of_a_method_gets_one_line_and_no_folder(
+    case: str, dry: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = REFUSED[case]
+    Path("broken.py").write_text(BODY + code + "\n", encoding="utf-8")
+    assert main(["unlearn", "Dogs", "--method", "broken:METHOD", "--device", "cpu", *dry]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1 and "broken:METHOD" in told
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_method_that_breaks_gets_one_line_and_leaves_no_edit(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = BROKEN[case]
+    Path("broken.py").write_text(f"{BODY}\n{code}\nMETHOD = Method(config=RunConfig, run=run)\n", encoding="utf-8")
+    assert main(["unlearn", "Dogs", "--method", "broken:METHOD", "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    (run,) = Path("runs").glob("dogs-broken-*")
+    assert said in told and told.count("\n") == 1
+    assert told.endswith(f" Continue with: cgru resume {run} --code broken:METHOD\n")
+    assert not (run / "edit").exists()
+
+
+def test_a_plan_that_is_none_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    made = "METHOD = Method(config=RunConfig, run=run, prepare=lambda *words: 5, plan=lambda five: five)\n"
+    Path("broken.py").write_text(BODY + made, encoding="utf-8")
+    assert main(["unlearn", "Dogs", "--method", "broken:METHOD", "--device", "cpu", "--dry-run"]) == 2
+    assert "its plan returned a int; allowed: a Mapping" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("record", ["{'iteration': 0, 'layers': 3}", "{'layers': 3}"])
+def test_a_record_without_reward_or_loss_is_told_without_a_number(
+    record: str, capsys: pytest.CaptureFixture[str], dampen: Path
+) -> None:
+    code = dampen.read_text(encoding="utf-8")
+    dampen.write_text(re.sub(r"run\.log\(.*\)", f"run.log({record})", code), encoding="utf-8")
+    assert main(OPTIONS) == 0
+    assert capsys.readouterr().err == ("iteration 1/1\n" if "iteration" in record else "")
+
+
+def test_a_config_file_that_names_what_is_no_method_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.yaml").write_text("concept: Dogs\nmethod: math:sqrt\n", encoding="utf-8")
+    assert main(["unlearn", "Dogs", "--config", "own.yaml", "--code", "math:sqrt"]) == 2
+    assert "'math:sqrt' is a builtin_function_or_method and no method" in capsys.readouterr().err
+
+
+def test_settings_of_another_method_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*OPTIONS, "policy.iterations=3"]) == 2
+    assert "unknown key 'policy.iterations'; allowed: concept, model" in capsys.readouterr().err
+    assert main([*OPTIONS, "--preset", "demo"]) == 2
+    assert "holds settings of the method 'anchored'" in capsys.readouterr().err
+
+
+def test_a_config_extends_what_every_run_has() -> None:
+    assert RunConfig("Dogs").length == 1
