@@ -260,6 +260,14 @@ def test_once_it_is_reached_the_keep_share_decides() -> None:
     assert best.best == seen(0.00, 0.60)
 
 
+def test_pictures_of_nothing_are_not_forgotten_ones() -> None:
+    best = BestTradeOff(wanted=0.9, patience=2)
+    assert best.update(Look(0, 0.0, 0.8, 0.3, 1.0))  # UA 1 - 0 - 0.3 = 0.7, mean 2 · 0.7 · 0.8 / 1.5 = 0.747
+    assert best.update(Look(1, 0.2, 0.8, 0.0, 1.0))  # UA 0.8, mean 0.8
+    assert best.update(Look(2, 0.0, 0.7, 0.1, 1.0))  # UA 0.9 is what was wanted
+    assert not best.update(Look(3, 0.0, 1.0, 0.5, 1.0))
+
+
 def test_patience_counts_from_the_best_and_only_once_enough_is_forgotten() -> None:
     best = BestTradeOff(wanted=0.9, patience=2)
     looks = [(0.5, 0.9), (0.6, 0.5), (0.6, 0.5), (0.6, 0.5), (0.1, 0.7), (0.1, 0.6), (0.1, 0.8), (0.2, 0.9), (0.1, 0.7)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def cgru(*words: str, site: Path | None = None, cwd: Path) -> subprocess.Complet
 def test_the_judges_recognise_what_emoji_canvas_draws(tmp_path: Path) -> None:
     done = cgru("evaluate", "emoji-canvas", "--images", "1", "--out", "eval", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""  # quiet when piped: no progress bars, not even the libraries' own
+    # No progress bars when piped, not even the libraries' own; on a slow machine a line of progress now and then.
+    assert all(re.fullmatch(r"model: \d+ of 160", line) for line in done.stderr.splitlines()), done.stderr
     found = json.loads(done.stdout)["measurements"]
     assert found["object_accuracy"]["value"] >= 0.96
     assert found["style_accuracy"]["value"] >= 0.85

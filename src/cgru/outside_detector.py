@@ -257,9 +257,9 @@ def record(seen: Look) -> dict[str, float]:
 class BestTradeOff:
     """Early stopping: remembers the best validation check and decides when to stop.
 
-    The best check is the one with the highest keep share among those whose UA (1 - target share) is at least `wanted`.
-    As long as there is none, it is the one with the highest harmonic mean of UA and keep share. On a tie the higher UA
-    wins, then the earlier check.
+    The best check is the one with the highest keep share among those whose UA is at least `wanted`. As long as there is
+    none, it is the one with the highest harmonic mean of UA and keep share. On a tie the higher UA wins, then the
+    earlier check. UA is 1 - target share - nothing share here: a picture of nothing is no concept forgotten.
     """
 
     def __init__(self, wanted: float, patience: int) -> None:
@@ -291,7 +291,7 @@ class BestTradeOff:
         self.since_best = operator.index(state["since_best"])
 
     def _score(self, seen: Look) -> tuple[bool, float, float]:
-        ua, keep = 1 - seen.target_share, seen.keep_share
+        ua, keep = max(0.0, 1 - seen.target_share - seen.nothing_share), seen.keep_share
         if ua >= self.wanted:
             return True, keep, ua
         return False, 2 * ua * keep / (ua + keep) if ua + keep else 0.0, ua

@@ -9,6 +9,7 @@ import pytest
 from cgru.attacks.session import AttackRequest
 from cgru.catalog import resolve
 from cgru.cli.parse import parse
+from cgru.config.reinforcement import as_rl
 from cgru.embedded import load_lexicon
 from cgru.evaluation.request import Request
 from cgru.experiments.cells import Cell, from_record
@@ -135,6 +136,13 @@ def test_the_requests_of_another_model_are_accepted_by_the_benchmarks(tmp_path: 
             assert measure.images in (None, 1)
         for assault in cell.assaults:
             assert {key for key, _ in assault.options} <= set(AttackRequest.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_another_model_has_templates_enough_for_the_ablation_of_critics(scale: str) -> None:
+    cells = {cell.name: cell for cell in plan(SCALES[scale], "some/model")}
+    _, sets = resolve_prompts(as_rl(cells["critic-film-s0"].config("cpu")))
+    assert len(sets.critic) == len(sets.critic_retain) >= 192
 
 
 def test_prompts_of_a_class_suffice_for_all_parts(tmp_path: Path) -> None:

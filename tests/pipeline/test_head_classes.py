@@ -98,6 +98,18 @@ def test_retain_prompts_are_paid_by_their_own_class(
     assert problem.rewarded == kept and "reward/retain_mean" in read_metrics(run.path / "metrics.jsonl")[0]
 
 
+def test_the_reward_for_a_clean_picture_of_something_else_reads_these_heads_too(
+    sd_folder: Path, folder: Path, tmp_path: Path, tiny_clip_on_the_hub: str
+) -> None:
+    both = "reward.name=0.5*concept+0.5*replaced"
+    config = small(sd_folder, "polar bear", f"reward.classes={folder}", both, "critic.kind=latent")
+    run = unlearn(config, tmp_path / "runs")
+    reward = build_setting(config, heads=run.path / "stages" / "1-reward").problem.reward
+    own = json.loads((run.path / "stages" / "1-reward" / "lineage.json").read_text())
+    assert reward.lineage["weights"] and "emoji" not in json.dumps(dict(reward.lineage))
+    assert reward.lineage["started_from"] == own["started_from"]
+
+
 @pytest.fixture
 def broken(folder: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The folder with one fault."""
@@ -131,6 +143,9 @@ def broken(folder: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
         ("none", "Dogs", ["reward.classes=no/folder"], "'no/folder' has class folders []"),
         ("none", "Dogs", ["reward.classes=paper", "reward.name=jpeg", "critic.head=classes"], "needs a vocabulary"),
         ("none", "unicorn", ["reward.classes=paper"], "unknown concept 'unicorn'; allowed: Architectures"),
+        ("none", "unicorn", ["reward.classes=", "reward.name=replaced"], "has no label to replace the concept by"),
+        ("none", "Dogs", ["reward.form=log-odds", "reward.limit=20"], "allow at most 15"),
+        ("none", "Dogs", ["critic.trust=measured", "policy.trajectories=2"], "allowed: 3 or more"),
     ],
     indirect=["broken"],
 )

@@ -113,6 +113,11 @@ def _of_the_critic(config: RLConfig) -> list[tuple[bool, str]]:
             "choose a critic.",
         ),
         (
+            config.critic.trust == "measured" and config.policy.trajectories < 3,
+            f"critic.trust is 'measured' and policy.trajectories {config.policy.trajectories}; allowed: 3 or more, "
+            "since each is compared with the rest. Raise policy.trajectories.",
+        ),
+        (
             config.policy.step_choice == "variance" and not has_critic,
             "policy.step_choice is 'variance' and critic.kind 'none'; allowed without a critic: each, shared. Choose "
             "one of these, or a critic.",

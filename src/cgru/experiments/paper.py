@@ -21,6 +21,8 @@ from cgru.experiments.cells import Assault, Cell, Measure, Options
 from cgru.experiments.scales import Scale
 from cgru.tasks import HAZARD
 
+TEMPLATE_PROMPTS = 400
+"""Most prompts of a set that templates are asked for; a few more are possible."""
 STUDIED = "Dogs"
 """The concept whose prompts `ddpo` and `critic` use; it is not forgotten."""
 NEUTRAL = ("retention.kl=0", "watch.every=0")
@@ -122,7 +124,7 @@ def hub_world(scale: Scale, model: str, data: Path | None) -> World:
             "objects": iterations,
             "safety": (*iterations, f"prompts.source={folder / 'nsfw.jsonl'}"),
             "ddpo": study,
-            "critic": _critic_settings(scale),
+            "critic": _critic_settings(scale, most_prompts=TEMPLATE_PROMPTS),
         },
         objects="unlearncanvas",
         beside=quality,
@@ -267,7 +269,7 @@ def _source(world: World, label: str) -> tuple[str, ...]:
     return (f"prompts.source={world.prompts / f'sd_prompt_{label}.txt'}",)
 
 
-def _critic_settings(scale: Scale) -> tuple[str, ...]:
+def _critic_settings(scale: Scale, most_prompts: int | None = None) -> tuple[str, ...]:
     count = scale.critic_trajectories
     return (
         "critic.head=classes",  # paper: 20 classes
@@ -276,7 +278,7 @@ def _critic_settings(scale: Scale) -> tuple[str, ...]:
         f"critic.trajectories={count}",
         # A fifth of the retain prompts names no class: still one prompt for each trajectory, so that those held out
         # have prompts that were not fitted to.
-        f"prompts.critic={2 * count}",
+        f"prompts.critic={min(2 * count, most_prompts or 2 * count)}",
         "critic.epochs=4",
         "watch.every=0",
     )

@@ -76,8 +76,8 @@ class Prepared:
     """What a new run needs, loaded and checked before it has a folder."""
 
     parts: Parts
-    setting: Setting | None
-    """None if the run has to train reward heads first."""
+    setting: Setting
+    """With blank heads if the run has yet to train its reward heads."""
 
 
 def load_parts(config: RLConfig, *, backbone: Backbone | None = None, sizes: Sizes | None = None) -> Parts:
@@ -213,9 +213,9 @@ def _counts(config: RLConfig, concept: Concept | None) -> Counts:
 
 
 def _reward_prompts(config: RLConfig, concept: Concept | None) -> int:
-    if concept is not None:
+    if not needs_heads(config, concept):
         return 0
-    classes = head_classes(config) if needs_heads(config, concept) else None
+    classes = head_classes(config)
     if classes is None:
         return REWARD_PROMPTS
     return 0 if classes.folder else CLASS_PROMPTS * len(classes.labels)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,10 +25,10 @@ from cgru.lora.train import attach, detach
 from cgru.mdp.trajectory import Conditioning
 from cgru.prompts import Prompt, PromptSets
 from cgru.rewards.base import checked
-from cgru.rl.build import Parts, Prepared, Setting, build_setting
+from cgru.rl.build import Prepared, Setting
 from cgru.rl.callbacks import SHOWN
 from cgru.rl.critic_stage import HELD_OUT, build_untrained_critic
-from cgru.rl.reward_stage import PICTURES, drawn_labels, needs_heads, write_blank_heads
+from cgru.rl.reward_stage import PICTURES, drawn_labels, needs_heads
 
 SETS = ("policy", "retain", "critic", "critic_retain", "validation_forget", "validation_retain", "reward")
 VIEW = 224
@@ -195,7 +193,7 @@ def _wait() -> None:
 def describe_plan(prepared: Prepared) -> dict[str, Any]:
     """Counts, and the estimate of time and memory."""
     parts = prepared.parts
-    config, setting = parts.config, prepared.setting or _stand_in(parts)
+    config, setting = parts.config, prepared.setting
     problem = setting.problem
     trains_heads = needs_heads(config, parts.concept)
     work = stages(
@@ -224,13 +222,6 @@ def describe_plan(prepared: Prepared) -> dict[str, Any]:
         "seconds_in_all": sum(seconds.values()),
         "memory_gib": round(_peak_memory() + _stored(setting), 2),
     }
-
-
-def _stand_in(parts: Parts) -> Setting:
-    """For the estimate alone: heads that say nothing in place of those that the run has yet to train."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_blank_heads(parts.config, Path(folder))
-        return build_setting(parts.config, heads=Path(folder), parts=parts)
 
 
 def _stored(setting: Setting) -> float:

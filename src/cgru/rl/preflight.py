@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 from cgru import distributed
 from cgru.backbones import is_own_loader
 from cgru.backbones.base import Backbone, HasTextLimit, unwrapped
 from cgru.config import RLConfig
-from cgru.critic.tower import load_tower as load_critic_tower
 from cgru.image_files import class_folders, read_rgb
 from cgru.prompts import PromptSets
 from cgru.rewards.base import check_reward
 from cgru.rewards.concept import NOTHING
-from cgru.rewards.heads import load_tower
 from cgru.rewards.weights import origin_of
 from cgru.rl.build import Prepared, all_prompts, build_setting, load_parts, resolve_concept, resolve_prompts
-from cgru.rl.critic_stage import build_untrained_critic, check_classes, tower_source
+from cgru.rl.critic_stage import build_untrained_critic, check_classes
 from cgru.rl.head_classes import PAPER, head_classes
-from cgru.rl.reward_stage import heads_source, load_ready_terms, needs_heads, own_networks
+from cgru.rl.reward_stage import HEADED, needs_heads, own_networks, write_blank_heads
 from cgru.tasks import UnlearnTask
 
 
@@ -45,8 +46,8 @@ def _check_heads(config: RLConfig) -> None:
     for name, given in (("clip", chosen.clip), ("classes", folder)):
         if given:
             raise ValueError(
-                f"reward.{name} is {given!r}, but the run trains no class heads; allowed: with reward.name=concept on "
-                "a model without shipped heads. Leave it out."
+                f"reward.{name} is {given!r}, but the run trains no class heads; allowed: with reward.name="
+                f"{' or '.join(sorted(HEADED))} on a model without shipped heads. Leave it out."
             )
 
 
@@ -65,15 +66,14 @@ def prepare(backbone: Backbone, task: UnlearnTask, config: RLConfig) -> Prepared
     model = unwrapped(parts.backbone)
     if isinstance(model, HasTextLimit):
         check_length(parts.prompts, model)
-    # Later stages need the same networks; a run that could not load them would stop after hours of sampling.
+    # Later stages need the same networks; a run that could not build them would stop after hours of sampling.
     if needs_heads(config, parts.concept):
-        if (source := tower_source(config)) is not None:
-            load_critic_tower(source)
-        load_tower(heads_source(config), device="cpu")
-        load_ready_terms(config, backbone)
         _check_pictures(config)
-        return Prepared(parts, None)
-    setting = build_setting(config, parts=parts)
+        with tempfile.TemporaryDirectory() as folder:
+            write_blank_heads(config, Path(folder))
+            setting = build_setting(config, heads=Path(folder), parts=parts)
+    else:
+        setting = build_setting(config, parts=parts)
     if config.critic.kind != "none":
         build_untrained_critic(setting, prior=0.0)
         if config.critic.head == "classes":

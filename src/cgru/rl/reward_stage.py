@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 CLIP_B32 = "openai/clip-vit-base-patch32"
 """Backbone of the paper's reward and critic."""
+HEADED = frozenset({"concept", "replaced"})
+"""Rewards that read class heads."""
 HEAD, OTHER = "object", "other"
 PICTURES = 64
 """Images per label for training heads; a fifth is held out."""
@@ -49,9 +51,9 @@ class TrainedHeads:
 
 
 def needs_heads(config: RLConfig, concept: Concept | None) -> bool:
-    """Return whether the run must train class heads: the reward is `concept` and no network of the config knows it."""
-    names = [name for _, name in parse_sum(config.reward.name)]
-    return concept is None and "concept" in names and all(name in SHIPPED for name in config.reward.networks)
+    """Return whether the run must train class heads: its reward reads some, and no network of the config knows it."""
+    is_headed = any(name in HEADED for _, name in parse_sum(config.reward.name))
+    return concept is None and is_headed and all(name in SHIPPED for name in config.reward.networks)
 
 
 def heads_source(config: RLConfig) -> Path | str:
@@ -141,13 +143,6 @@ def build_reward(
     scale = chosen.retain * chosen.scale
     retain = RetainReward(loaded, truth, scale, chosen.temperature, chosen.views, config.seed)
     return ByPrompt(forget, retain, frozenset(truth))
-
-
-def load_ready_terms(config: RLConfig, backbone: Backbone) -> None:
-    """Load what the reward needs beside the heads that the run will train, so that a network it lacks is told now."""
-    ready = [f"{weight}*{name}" for weight, name in parse_sum(config.reward.name) if name != "concept"]
-    if ready:
-        load_reward("+".join(ready), backbone=backbone, **_settings(config, text_of(config), config.reward.networks))
 
 
 def own_networks(chosen: RewardConfig) -> dict[str, Any]:

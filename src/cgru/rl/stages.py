@@ -101,7 +101,7 @@ def fitted_critic(
     """The stages before the policy: reward heads and the warm-started critic."""
     parts = _known_parts(run, config, backbone, prepared.parts if prepared else None)
     heads = distributed.from_main(lambda: _heads(run, parts)) if needs_heads(config, parts.concept) else None
-    setting = _known_setting(run, parts, heads, prepared.setting if prepared else None)
+    setting = _known_setting(run, parts, heads, prepared.setting if prepared and heads is None else None)
     critic = critic_stage(run, setting)
     # After the critic: a tower from the hub is then on this disk, whole.
     distributed.from_main(lambda: run.annotate(**trainers(setting)))
