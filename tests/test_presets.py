@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from cgru.catalog import PRESETS
-from cgru.config import diff, dump, from_dict, to_dict
+from cgru.config import RLConfig, diff, dump, from_dict, to_dict
 from cgru.method import find_method
 from cgru.pipeline.unlearning import check
 from cgru.presets import preset, resolve_config
@@ -168,7 +169,41 @@ def test_fast_starts_from_the_model_s_own_preset() -> None:
     assert {line.split(":")[0] for line in here} == {"preset"} | options
     elsewhere = resolve_config("a dog", model="owner/sd", preset_name="fast")
     changed = {line.split(":")[0] for line in diff(preset("paper-object", "a dog"), elsewhere)}
-    assert changed == {"preset", "model", "dtype", "compile"} | options and elsewhere.model == "owner/sd"
+    assert changed == {"preset", "model"} | options and elsewhere.model == "owner/sd"
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "settings", "expected"),
+    [
+        ("cgru", "owner/sd", [], ("bf16", True)),
+        ("cgru", "owner/sd", ["device=cuda"], ("bf16", True)),
+        ("ddpo", "owner/sd", ["dtype=fp32"], ("fp32", True)),
+        ("ddpo", "owner/sd", ["dtype=fp16", "compile=false"], ("fp16", False)),
+        ("cgru", "owner/sd", ["compile=false"], ("bf16", False)),
+        ("cgru", "owner/sd", ["device=cpu"], ("fp32", False)),
+        ("cgru", "owner/sd", ["sampling.merged=true"], ("fp32", False)),  # in half precision its ratio is not 1
+        ("dpok", "owner/sd", [], ("bf16", False)),  # its KL on forget states is not compiled
+        ("cgru", "emoji-canvas", [], ("fp32", False)),
+        ("cgru", "backbones.own_model:load", [], ("fp32", False)),
+    ],
+)
+def test_on_a_gpu_a_published_model_is_trained_as_it_was_measured(
+    method: str, model: str, settings: list[str], expected: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    concept = "Dogs" if model == "emoji-canvas" else "a dog"
+    found = resolve_config(concept, model=model, method=method, overrides=settings)
+    assert isinstance(found, RLConfig) and (found.dtype, found.compile) == expected
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    assert resolve_config(concept, model=model, method=method).dtype == "fp32"
+
+
+def test_a_config_file_means_the_same_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.yaml").write_text(dump(resolve_config("a dog", model="owner/sd")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    assert resolve_config("a dog", config_file=tmp_path / "config.yaml").dtype == "fp32"
 
 
 @pytest.mark.parametrize("method", ["cgru", "ddpo", "dpok"])

@@ -25,6 +25,7 @@ from cgru.config import (
     SamplingConfig,
     StoredConfig,
     code_in,
+    is_code,
     load,
     override,
     refuse_unnamed_code,
@@ -106,6 +107,8 @@ def resolve_config(
     config = override(config, settings)
     if config_file is not None:
         refuse_unnamed_code(config, named, what, "--code")
+    elif isinstance(config, RLConfig) and is_on_cuda(config):
+        config = on_cuda(config, settings)
     name = _spelled(config)
     if name == concept:
         return config
@@ -132,6 +135,31 @@ def _without_looks(config: RunConfig, settings: Iterable[str]) -> RunConfig:
 def default_preset(model: str | None) -> str:
     """The preset where the user names neither one nor a method."""
     return "demo" if model in (None, EMBEDDED) else "paper-object"
+
+
+def on_cuda(config: RLConfig, settings: Iterable[str]) -> RLConfig:
+    """The config as it was measured on a GPU: in bf16 and compiled, where the user's settings leave that open.
+
+    The ratio right after collection is checked in any precision. A KL on forget states and merged rollouts are not
+    compiled. Emoji Canvas, whose results are in fp32, and models and presets of one's own stay as they are.
+    """
+    given = {text.partition("=")[0].strip() for text in settings}
+    can_compile = config.retention.kl_forget == 0 and not config.sampling.merged
+    return replace(
+        config,
+        dtype=config.dtype if "dtype" in given or config.sampling.merged else "bf16",
+        compile=config.compile if "compile" in given else can_compile,
+    )
+
+
+def is_on_cuda(config: RLConfig) -> bool:
+    """Whether a shipped preset would train a published model on a GPU that computes in bf16."""
+    is_own = is_code(config.preset) or (is_code(config.model) and not Path(config.model).exists())
+    if is_own or config.model == EMBEDDED or not config.device.startswith(("auto", "cuda")):
+        return False
+    import torch  # here, because the settings of Emoji Canvas must be read without it
+
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
 def _started(
@@ -170,7 +198,7 @@ def paper_object(concept: str) -> RLConfig:
     return RLConfig(
         concept=concept,
         model="stable-diffusion-v1-5/stable-diffusion-v1-5",  # paper
-        dtype="fp32",  # ours; not given. DDPO's code runs fp16, where a clip of 1e-4 is near the rounding of the ratio
+        dtype="fp32",  # ours; not given. On a GPU bf16 and compiled unless the user says otherwise (`on_cuda`)
         sampling=SamplingConfig(
             steps=50,  # paper
             guidance=5.0,  # code: DDPO's; the paper gives none
@@ -322,18 +350,13 @@ def demo(concept: str) -> RLConfig:
 
 def fast(concept: str, model: str = EMBEDDED) -> RLConfig:
     """`best` on Emoji Canvas, `paper-object` on other models, at less work an iteration (docs/performance.md)."""
-    parent = best(concept) if model == EMBEDDED else _on_a_gpu(paper_object(concept), model)
+    parent = best(concept) if model == EMBEDDED else replace(paper_object(concept), model=model)
     return replace(
         parent,
         # ours: three steps in ten, the same for the whole batch, so that only their states are decoded
         policy=replace(parent.policy, step_fraction=0.3, step_choice="shared"),
         critic=replace(parent.critic, decode="half"),  # ours: a quarter of the decoder's work
     )
-
-
-def _on_a_gpu(config: RLConfig, model: str) -> RLConfig:
-    # ours: what changes rounding alone; the ratio right after collection is checked in either precision
-    return replace(config, model=model, dtype="bf16", compile=True)
 
 
 def is_hazard(concept: str) -> bool:
