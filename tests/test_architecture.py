@@ -17,6 +17,7 @@ SOURCE = ROOT / "src"
 TIERS = {
     "cgru": 6,
     "cgru.tasks": 0,
+    "cgru.attributes": 0,
     "cgru.config": 0,
     "cgru.catalog": 0,
     "cgru.runs": 0,

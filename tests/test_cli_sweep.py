@@ -18,6 +18,7 @@ from cgru.cli.progress_sweep import NO_ROOM, Board, Lookout, shown
 from cgru.cli.sweeping import tell, work, write_page
 from cgru.experiments.cluster import Share, note_of
 from cgru.experiments.local_runner import carry_out, only_one
+from cgru.experiments.settings import config_of
 from cgru.experiments.sweep import Sweep, plan
 from cgru.runs import Run
 
@@ -155,7 +156,7 @@ def test_events_are_lines(tmp_path: Path) -> None:
     note_of(tmp_path, dogs).write_text('{"host": "far", "pid": 7, "from_iteration": 3}')
     heard.look()
     heard.look()
-    run = Run.create(tmp_path / "runs", dogs.config("auto"))
+    run = Run.create(tmp_path / "runs", config_of(dogs, "auto"))
     run.log({"iteration": 0, "reward/mean": 1.25})
     heard.look()
     assert board.rows[dogs.name].note == "iteration 1 of 5, reward 1.25"
@@ -213,7 +214,7 @@ def test_what_was_done_before_is_shown_as_done(tmp_path: Path) -> None:
 
 def test_the_page_compares_what_was_trained_and_names_what_failed(tmp_path: Path) -> None:
     _, dogs, cats = CELLS
-    run = Run.create(tmp_path / "runs", dogs.config("auto"))
+    run = Run.create(tmp_path / "runs", config_of(dogs, "auto"))
     failed = {"name": cats.name, "error": "Traceback (most recent call last):\nMemoryError: none left"}
     assert write_page(tmp_path, [failed]) is None
     assert write_page(tmp_path, [{"name": dogs.name, "run": f"runs/{run.path.name}"}, failed]) == "comparison.html"
@@ -223,7 +224,7 @@ def test_the_page_compares_what_was_trained_and_names_what_failed(tmp_path: Path
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_a_page_that_cannot_be_made_hides_no_result(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run.create(Path("out/runs"), CELLS[1].config("auto"))
+    run = Run.create(Path("out/runs"), config_of(CELLS[1], "auto"))
     (run.path / "config.yaml").write_text("concept: [")  # damaged
     record = {"name": CELLS[1].name, "run": f"runs/{run.path.name}"}
     assert tell(parse(["sweep", "Dogs", "--out", "out", *words]), [record], 2.0) == 1

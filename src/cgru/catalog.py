@@ -47,6 +47,7 @@ PRESETS: Mapping[str, str] = {
 REWARDS: Mapping[str, str] = {
     "concept": "cgru.rewards.concept:concept_reward",
     "replaced": "cgru.rewards.replaced:replaced_reward",
+    "attribute": "cgru.rewards.attribute:attribute_reward",
     "clip": "cgru.rewards.detectors:clip_reward",
     "nsfw": "cgru.rewards.detectors:nsfw_reward",
     "aesthetic": "cgru.rewards.detectors:aesthetic_reward",
@@ -61,6 +62,7 @@ HOOKS: Mapping[str, str] = {"sld": "cgru.methods.sld:make_hook"}
 BENCHMARKS: Mapping[str, str] = {
     "canvas": "cgru.evaluation.benchmarks.canvas:load_benchmark",
     "hazard": "cgru.evaluation.benchmarks.hazard:load_benchmark",
+    "attribute": "cgru.evaluation.benchmarks.attribute:load_benchmark",
     "fid": "cgru.evaluation.benchmarks.quality:load_fid",
     "kid": "cgru.evaluation.benchmarks.quality:load_kid",
     "cmmd": "cgru.evaluation.benchmarks.quality:load_cmmd",

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from cgru.tasks import Lexicon, Noun, Sampling
+from cgru.tasks import Lexicon, Noun, Sampling, find_concept
 
 ROOT = Path(__file__).resolve().parent / "assets"
 EMBEDDED = "emoji-canvas"
@@ -56,6 +56,22 @@ def load_lexicon(root: Path = ROOT) -> Lexicon:
     classes, styles, hazards, everyday = (tuple(table[key]) for key in ("classes", "styles", "hazard", "everyday"))
     nouns = {label: _noun(label, table["lexicon"].get(label)) for label in (*classes, *hazards, *everyday)}
     return Lexicon(classes, styles, hazards, everyday, MappingProxyType(nouns))
+
+
+def main_benchmark(concept: str) -> str:
+    """The benchmark that shows whether a concept of Emoji Canvas is gone: hazard, attribute or canvas."""
+    lexicon = load_lexicon()
+    try:
+        kind = find_concept(concept, lexicon.vocabulary, lexicon.aliases).kind
+    except ValueError:  # a preset is made before the concept is checked
+        return "canvas"
+    return kind if kind in ("hazard", "attribute") else "canvas"
+
+
+def proof_of(concept: str) -> list[str]:
+    """The options of `cgru evaluate RUN` that show whether a concept of Emoji Canvas is gone."""
+    benchmark = main_benchmark(concept)
+    return [*([] if benchmark == "canvas" else ["--benchmark", benchmark]), "--target", concept]
 
 
 def judge_folder(name: str, root: Path = ROOT) -> Path:

@@ -89,8 +89,9 @@ def detector_for(
     root: Path = ROOT,
     device: str | torch.device = "cpu",
 ) -> Detector | None:
-    """The shipped detector of classes and hazards of Emoji Canvas; None for a style, which it cannot recognise."""
-    if concept.kind == "style":
+    """The shipped detector of classes and hazards of Emoji Canvas; None for styles and attributes, which it cannot
+    recognise."""
+    if concept.kind in ("style", "attribute"):
         return None
     return load_detector(root / "detector", targets(concept, vocabulary), device=device)
 

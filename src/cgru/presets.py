@@ -30,10 +30,10 @@ from cgru.config import (
     override,
     refuse_unnamed_code,
 )
-from cgru.embedded import EMBEDDED, load_lexicon
+from cgru.embedded import EMBEDDED, load_lexicon, main_benchmark
 from cgru.method import find_method
 from cgru.rl.head_classes import paper_classes
-from cgru.tasks import ALIASES, HAZARD, find_concept
+from cgru.tasks import find_concept
 
 # Keys that other settings follow from: changed alone, the config would say one thing and do another.
 BY_OPTION = {"concept": "the first argument", "method": "--method", "preset": "--preset", "model": "--model"}
@@ -159,7 +159,9 @@ def is_on_cuda(config: RLConfig) -> bool:
         return False
     import torch  # here, because the settings of Emoji Canvas must be read without it
 
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    return config.device != "auto"  # of another machine: a sweep names the runs of its workers
 
 
 def _started(
@@ -312,7 +314,8 @@ def best(concept: str) -> RLConfig:
             bank=128,  # ours
         ),
     )
-    return _for_hazards(config) if is_hazard(concept) else config
+    adjusted = {"hazard": _for_hazards, "attribute": _for_attributes}
+    return adjusted.get(main_benchmark(concept), lambda config: config)(config)
 
 
 def on_policy(concept: str) -> RLConfig:
@@ -325,8 +328,8 @@ def on_policy(concept: str) -> RLConfig:
         sampling=replace(parent.sampling, explore=0.0, steps=8, noisy_steps=4),
         # ours: 6,400 trajectories; advantages of unit size, since r - V shrinks as V learns
         policy=replace(parent.policy, iterations=100, normalise=True),
-        # ours: single runs swing, and the detector sees it; the same rule for every method
-        watch=replace(parent.watch, stop=True),
+        # ours: single runs swing, and the detector sees it, unless it is an attribute; the same rule for every method
+        watch=replace(parent.watch, stop=main_benchmark(concept) != "attribute"),
     )
 
 
@@ -359,14 +362,12 @@ def fast(concept: str, model: str = EMBEDDED) -> RLConfig:
     )
 
 
-def is_hazard(concept: str) -> bool:
-    """Whether a concept is `hazard` or one of its categories."""
-    name = " ".join(concept.lower().replace("_", " ").split())
-    return ALIASES.get(name, name) in {HAZARD, *(hazard.lower() for hazard in load_lexicon().hazards)}
-
-
 def _for_hazards(config: RLConfig) -> RLConfig:
     reward = replace(config.reward, form="probability", scale=1.0)  # paper: 1 - p_nsfw
     # ours: rewards a tenth the size give policy gradients a tenth the size, so the pull to the base shrinks with them
     retention = replace(config.retention, kl=config.retention.kl / 10)
     return replace(config, reward=reward, retention=retention)
+
+
+def _for_attributes(config: RLConfig) -> RLConfig:
+    return replace(config, reward=replace(config.reward, name="attribute"))

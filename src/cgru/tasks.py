@@ -1,8 +1,9 @@
 """What to forget: a concept, the words for it, and the unlearning task.
 
 A concept is a name from a model's vocabulary and has one kind: an object class or a style (the paper's UnlearnCanvas
-tasks), or a hazard category (our substitute for the paper's NSFW task). The concept `hazard` is all categories
-together. The lexicon lists the words for each label; prompts are written from it (prompts/grammar.py).
+tasks), a hazard category (our substitute for the paper's NSFW task), or an attribute (a look that no prompt asks for).
+The concept `hazard` is all categories together. The lexicon lists the words for each label; prompts are written from it
+(prompts/grammar.py).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from cgru.attributes import ATTRIBUTES
 from cgru.catalog import nearest, unknown
 
-Kind = Literal["class", "style", "hazard", "text"]
+Kind = Literal["class", "style", "hazard", "attribute", "text"]
 """`text`: a concept that no vocabulary knows, as on models other than Emoji Canvas."""
 Head = Literal["object", "style", "hazard", ""]
 """The classifier head that knows a label; empty: none."""
@@ -23,7 +25,7 @@ Head = Literal["object", "style", "hazard", ""]
 ALIASES = {"humans": "human", "hazards": "hazard"}
 HAZARD = "hazard"
 """The concept that stands for all hazard categories."""
-HEADS: Mapping[Kind, Head] = {"class": "object", "style": "style", "hazard": "hazard", "text": ""}
+HEADS: Mapping[Kind, Head] = {"class": "object", "style": "style", "hazard": "hazard", "attribute": "", "text": ""}
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Lexicon:
     @property
     def vocabulary(self) -> Mapping[Kind, tuple[str, ...]]:
         """The names that can be a concept."""
-        return {"class": self.classes, "style": self.styles, "hazard": self.hazards}
+        return {"class": self.classes, "style": self.styles, "hazard": self.hazards, "attribute": tuple(ATTRIBUTES)}
 
     @property
     def aliases(self) -> Mapping[str, str]:

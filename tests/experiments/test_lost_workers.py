@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from mishaps import interruptible
 
+from cgru.experiments.settings import config_of
 from cgru.experiments.sweep import Sweep, plan
 from cgru.lora.file import LORA_FILE
 from cgru.pipeline import unlearn
@@ -132,7 +133,7 @@ def assert_went_on(out: Path, concept: str, before: bytes, record: dict[str, Any
     assert kept.count(b"\n") >= 2 and (run / "metrics.jsonl").read_bytes().startswith(kept)
     assert [line["iteration"] for line in read_metrics(run / "metrics.jsonl")] == list(range(ITERATIONS))
     (cell,) = plan(Sweep((concept,), methods=("ddpo",), settings=tuple(SETTINGS)))
-    assert (run / LORA).read_bytes() == (unlearn(cell.config("cpu"), folder).path / LORA).read_bytes()
+    assert (run / LORA).read_bytes() == (unlearn(config_of(cell, "cpu"), folder).path / LORA).read_bytes()
 
 
 def records_of(out: Path) -> dict[str, dict[str, Any]]:

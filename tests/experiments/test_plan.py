@@ -15,6 +15,7 @@ from cgru.evaluation.request import Request
 from cgru.experiments.cells import Cell, from_record
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import SCALES, find_scale
+from cgru.experiments.settings import config_of
 from cgru.rl.build import resolve_prompts
 
 
@@ -51,14 +52,14 @@ def test_every_scale_has_every_experiment_and_names_that_are_files(scale: str) -
 def test_every_config_of_emoji_canvas_is_valid(scale: str) -> None:
     for cell in plan(SCALES[scale]):
         if cell.concept is not None:
-            assert cell.config("cpu").seed == cell.seed
+            assert config_of(cell, "cpu").seed == cell.seed
 
 
 def test_the_compared_methods_differ_in_the_method_alone() -> None:
     ours, theirs = (next(c for c in plan(SCALES["small"]) if c.name == f"ddpo-{m}-s1") for m in ("cgru", "ddpo"))
     assert replace(ours, name="", method="") == replace(theirs, name="", method="")
-    assert ours.config("cpu").reward.name == theirs.config("cpu").reward.name == "jpeg"
-    assert theirs.config("cpu").critic.kind == "none"
+    assert config_of(ours, "cpu").reward.name == config_of(theirs, "cpu").reward.name == "jpeg"
+    assert config_of(theirs, "cpu").critic.kind == "none"
 
 
 def test_the_base_comes_first_since_the_others_reuse_its_pictures() -> None:
@@ -141,7 +142,7 @@ def test_the_requests_of_another_model_are_accepted_by_the_benchmarks(tmp_path: 
 @pytest.mark.parametrize("scale", SCALES)
 def test_another_model_has_templates_enough_for_the_ablation_of_critics(scale: str) -> None:
     cells = {cell.name: cell for cell in plan(SCALES[scale], "some/model")}
-    _, sets = resolve_prompts(as_rl(cells["critic-film-s0"].config("cpu")))
+    _, sets = resolve_prompts(as_rl(config_of(cells["critic-film-s0"], "cpu")))
     assert len(sets.critic) == len(sets.critic_retain) >= 192
 
 
@@ -150,7 +151,7 @@ def test_prompts_of_a_class_suffice_for_all_parts(tmp_path: Path) -> None:
     file = tmp_path / "prompts" / "sd_prompt_Dogs.txt"
     file.write_text("".join(f"a dog number {i}\n" for i in range(80)))  # as many as the paper has
     cells = {cell.name: cell for cell in plan(SCALES["full"], "some/model", tmp_path)}
-    config = cells["objects-dogs-cgru-s0"].config("cpu")
+    config = config_of(cells["objects-dogs-cgru-s0"], "cpu")
     _, sets = resolve_prompts(config)
     assert (len(sets.policy), len(sets.critic), len(sets.validation_forget)) == (60, 20, 0)  # nobody looks there
     file.write_text("a dog\n")

@@ -8,6 +8,7 @@ import pytest
 from cgru.cli.parse import parse
 from cgru.cli.sweeping import read_sweep
 from cgru.experiments.cells import Cell, Measure
+from cgru.experiments.settings import config_of
 from cgru.experiments.sweep import MOST, Sweep, plan
 
 
@@ -28,7 +29,7 @@ def test_a_sweep_is_the_product_with_the_base_first() -> None:
     last = cells[-1]
     assert (last.concept, last.seed, last.method, last.preset) == ("Cats", 1, "ddpo", "on-policy")
     assert last.measures == (Measure("canvas", 1, "Cats"),)
-    assert last.config("cpu").seed == 1
+    assert config_of(last, "cpu").seed == 1
 
 
 def test_the_base_is_not_compared_with_itself() -> None:
@@ -76,7 +77,7 @@ def test_another_model_is_trained_and_measured_only_if_asked(tmp_path: Path) -> 
     assert (van_gogh.name, van_gogh.preset, van_gogh.measures) == ("van-gogh-cgru-s0", "paper-object", ())
     (dogs,) = plan(Sweep(("Dogs",), preset="paper-object"))
     assert dogs.method == "cgru"
-    assert dogs.model == dogs.config("cpu").model != "emoji-canvas"
+    assert dogs.model == config_of(dogs, "cpu").model != "emoji-canvas"
 
 
 WHOLE = Sweep(("Dogs",))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgru import catalog, distributed, embedded
+from cgru.attributes import ATTRIBUTES
 from cgru.cli.attacking import prepare_attack
 from cgru.cli.options import (
     Attack,
@@ -288,6 +289,7 @@ def prepare_list(options: ListNames, root: Path) -> Work:
         "styles",
         "hazards",
         "everyday",
+        "attributes",
         "benchmarks",
         "methods",
         "rewards",
@@ -296,6 +298,7 @@ def prepare_list(options: ListNames, root: Path) -> Work:
     )
     if options.what not in ("all", *kinds):
         raise ValueError(catalog.unknown("list", options.what, kinds, "Try `cgru list` for all of them."))
+    tables |= {"attributes": list(ATTRIBUTES)}
     chosen = kinds if options.what == "all" else (options.what,)
     if not tables.keys() >= set(chosen):
         known = embedded.load_vocabulary(root)

@@ -332,7 +332,7 @@ class ListNames:
     """List names."""
 
     what: Annotated[Positional[str], arg(metavar="WHAT", help_behavior_hint="(default: all)")] = "all"
-    """One of models, classes, styles, hazards, everyday, benchmarks, methods, rewards, presets, hooks."""
+    """One of models, classes, styles, hazards, everyday, attributes, benchmarks, methods, rewards, presets, hooks."""
     json: bool = False
     """Print one JSON document and nothing else."""
 

@@ -21,6 +21,7 @@ from cgru.cli.terminal import EVERY, heartbeat
 from cgru.experiments.cells import Cell
 from cgru.experiments.cluster import note_of
 from cgru.experiments.local_runner import RUNS, last_line, read_done
+from cgru.experiments.settings import config_of
 from cgru.runs import METRICS, read_metrics, run_name
 
 if TYPE_CHECKING:
@@ -145,9 +146,11 @@ class Lookout:
 
 
 @contextmanager
-def shown(cells: Sequence[Cell], out: Path, *, is_quiet: bool, every: float = EVERY) -> Iterator[Board]:
+def shown(
+    cells: Sequence[Cell], out: Path, *, is_quiet: bool, device: str = "auto", every: float = EVERY
+) -> Iterator[Board]:
     """The board of these cells, shown as the terminal or pipe allows."""
-    rows = {cell.name: _row(cell, out) for cell in cells}
+    rows = {cell.name: _row(cell, out, device) for cell in cells}
     if is_quiet or not sys.stderr.isatty():
         say: Say = (lambda line: None) if is_quiet else (lambda line: print(line, file=sys.stderr, flush=True))
         board = Board(out, rows, say)
@@ -163,11 +166,11 @@ def shown(cells: Sequence[Cell], out: Path, *, is_quiet: bool, every: float = EV
         yield board
 
 
-def _row(cell: Cell, out: Path) -> Row:
+def _row(cell: Cell, out: Path, device: str) -> Row:
     state: State = "waiting" if read_done(out, cell) is None else "done"
     if cell.concept is None:
         return Row(cell, None, 0, state)
-    config = cell.config("auto")
+    config = config_of(cell, device)
     return Row(cell, out / RUNS / run_name(config) / METRICS, config.length, state)
 
 

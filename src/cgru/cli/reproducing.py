@@ -20,6 +20,7 @@ from cgru.experiments.cells import Cell
 from cgru.experiments.local_runner import last_line
 from cgru.experiments.paper import EXPERIMENTS, plan
 from cgru.experiments.scales import find_scale
+from cgru.experiments.settings import config_of
 from cgru.quiet import quiet_libraries
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
 
     for cell in cells:
         if cell.concept is not None and not cell.missing:
-            check(cell.config(options.device))  # report a bad setting now, not after an hour
+            check(config_of(cell, options.device))  # report a bad setting now, not after an hour
     check_writable(out)
     check_free(out)
     return lambda: _work(options, cells, out, only)
@@ -78,7 +79,7 @@ def _run_folder(cell: Cell, device: str, out: Path) -> Path | None:
 
     if cell.concept is None or cell.missing:
         return None
-    return out / "runs" / run_name(cell.config(device))
+    return out / "runs" / run_name(config_of(cell, device))
 
 
 def _tell_plan(console: Console, rows: Sequence[Mapping[str, Any]], out: Path) -> None:

@@ -19,6 +19,7 @@ from cgru.cli.terminal import names_of, show
 from cgru.experiments.cells import Cell
 from cgru.experiments.cluster import Share, check_installed, check_share
 from cgru.experiments.local_runner import last_line
+from cgru.experiments.settings import config_of
 from cgru.experiments.sweep import Sweep, benchmark_of, plan
 from cgru.quiet import quiet_libraries
 
@@ -91,7 +92,7 @@ def _check_configs(cells: Sequence[Cell], device: str) -> None:
 
     for cell in cells:
         if cell.concept is not None:
-            check(cell.config(device))
+            check(config_of(cell, device))
 
 
 def _check_benchmarks(cells: Sequence[Cell], root: Path) -> None:
@@ -129,7 +130,7 @@ def _carry_out(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> Seq
     out = options.out.resolve()  # a worker has a folder of its own
     about = {"command": shlex.join(["cgru", *sys.argv[1:]]), "share": {"cpus": share.cpus, "gpus": share.gpus}}
     pool = RayPool(Order(out, share.device, share.threads), share)
-    with shown(cells, out, is_quiet=options.json) as board:
+    with shown(cells, out, is_quiet=options.json, device=share.device) as board:
         lookout = Lookout(board, pool.has_room)
         return carry_out(
             cells,

@@ -19,9 +19,9 @@ from cgru.cli.progress_run import duration, following
 from cgru.cli.terminal import names_of, show
 from cgru.config import RunConfig, is_code, named_code, refuse_unnamed_code, to_dict
 from cgru.edit_folder import read_note
-from cgru.embedded import EMBEDDED
+from cgru.embedded import EMBEDDED, proof_of
 from cgru.interrupt import Interrupted
-from cgru.presets import is_hazard, resolve_config
+from cgru.presets import resolve_config
 from cgru.quiet import quiet_libraries
 from cgru.report.draw.curves import CURVES, run_curves
 from cgru.runs import Listener, Run, read_metrics, run_name
@@ -238,8 +238,9 @@ def _tell_outcome(console: Console, record: Mapping[str, Any]) -> None:
     use = ", for diffusers' load_lora_weights" if is_for_diffusers else ""
     console.print(f"the edit ({record['kind']}{use}): {record['edit']}", soft_wrap=True)
     if record["model"] == EMBEDDED:
-        target = [] if is_hazard(record["concept"]) else ["--target", record["concept"]]  # canvas has no hazards
-        console.print(f"next: {shlex.join(['cgru', 'evaluate', record['run'], *target])}", soft_wrap=True)
+        console.print(
+            f"next: {shlex.join(['cgru', 'evaluate', record['run'], *proof_of(record['concept'])])}", soft_wrap=True
+        )
     console.print(record["run"], soft_wrap=True)
 
 

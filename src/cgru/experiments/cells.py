@@ -12,9 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cgru.config import RunConfig
 from cgru.evaluation.base import stable_hash
-from cgru.presets import resolve_config
 
 Options = tuple[tuple[str, str], ...]
 """Fields of the request beside those named here, such as ("variant", "paper"); a tuple, so that cells can be hashed."""
@@ -83,17 +81,6 @@ class Cell:
     def fingerprint(self) -> str:
         """A hash of the definition; a result with another fingerprint is not used for this cell."""
         return stable_hash(asdict(self))[:16]
-
-    def config(self, device: str) -> RunConfig:
-        """The settings of the cell's run; only for a cell with a concept."""
-        assert self.concept is not None
-        return resolve_config(
-            self.concept,
-            model=self.model,
-            method=self.method,
-            preset_name=self.preset or None,
-            overrides=[f"seed={self.seed}", f"device={device}", *self.settings],
-        )
 
     def commands(self, run: Path | None, device: str) -> list[str]:
         """The commands that give the same result by hand; `run` is the folder of the cell's run."""

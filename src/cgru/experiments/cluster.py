@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from cgru.atomic_io import atomic_write
 from cgru.experiments.cells import Cell
 from cgru.experiments.local_runner import PLAN, RUNS, Order, Record, attempt, last_line
+from cgru.experiments.settings import config_of
 from cgru.runs import Run, run_name
 
 AT_WORK = "at-work"
@@ -340,6 +341,6 @@ def reached(cell: Cell, order: Order) -> int:
 
     if cell.concept is None:
         return 0
-    config = cell.config(order.device)
+    config = config_of(cell, order.device)
     newest = Run(order.out / RUNS / run_name(config), config).latest(POLICY_STAGE)
     return 0 if newest is None else newest[0]

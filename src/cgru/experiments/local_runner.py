@@ -27,6 +27,7 @@ from typing import Any
 
 from cgru.atomic_io import atomic_write, parse_json, try_lock
 from cgru.experiments.cells import Assault, Cell, Measure, Options
+from cgru.experiments.settings import config_of
 from cgru.runs import commit_of
 
 PLAN, LOCK = "plan.json", ".lock"
@@ -211,7 +212,7 @@ def _train(cell: Cell, order: Order) -> Path:
     from cgru.pipeline import fit_critic, unlearn
     from cgru.pipeline.trackers import tracking
 
-    config, runs = cell.config(order.device), order.out / RUNS
+    config, runs = config_of(cell, order.device), order.out / RUNS
     if cell.stage == "critic":
         assert isinstance(config, RLConfig), f"{cell.method} has no critic"
         return fit_critic(config, runs).path

@@ -14,11 +14,12 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from cgru.embedded import EMBEDDED, ROOT
+from cgru.embedded import EMBEDDED, ROOT, main_benchmark
 from cgru.evaluation.base import BASE_REFERENCE, MOST_PICTURES, Benchmark
 from cgru.experiments.cells import Cell, Measure
+from cgru.experiments.settings import config_of
 from cgru.method import find_method
-from cgru.presets import default_preset, is_hazard, preset
+from cgru.presets import default_preset, preset
 
 NAME = "sweep"
 BASE_CELL = "base"
@@ -97,7 +98,7 @@ def _run(sweep: Sweep, concept: str, seed: int, method: str, load: Callable[[str
     start = sweep.preset or find_method(method).default_preset(sweep.model or EMBEDDED) or ""
     model = sweep.model or (preset(start, concept).model if sweep.preset else EMBEDDED)
     raw = Cell("", NAME, model, concept, method, start, seed, sweep.settings)
-    spelled = raw.config("auto").concept  # spelled as in the vocabulary; invalid settings raise here
+    spelled = config_of(raw, "auto").concept  # spelled as in the vocabulary; invalid settings raise here
     measures = [_measure(name, load(name), spelled, sweep.images) for name in _benchmarks(sweep, spelled, model)]
     return Cell(
         "-".join((_slug(spelled), _slug(method), f"s{seed}")),
@@ -117,7 +118,7 @@ def _benchmarks(sweep: Sweep, concept: str, model: str) -> Sequence[str]:
         return sweep.benchmarks
     if model != EMBEDDED:
         return ()
-    return ("hazard",) if is_hazard(concept) else ("canvas",)
+    return (main_benchmark(concept),)
 
 
 def _measure(name: str, benchmark: Benchmark, concept: str, images: int) -> Measure:

@@ -168,6 +168,10 @@ def canvas_plan(concept: Concept, lexicon: Lexicon) -> Plan:
         others = tuple(style for style in lexicon.styles if style not in gone)
         forget, retain, reward = (_in_styles(lexicon, styles) for styles in (gone, others, lexicon.styles))
         return Plan(forget, retain, retain, reward)
+    if concept.kind == "attribute":  # it is in pictures whose style is left open; to keep: what prompts do ask for
+        unasked = (Share(lexicon.classes, ("",), "", 1),)
+        asked = (Share(lexicon.classes, lexicon.styles, "object", 4), Share(lexicon.everyday, lexicon.styles, "", 1))
+        return Plan(unasked, asked, asked[:1], unasked)
     any_style = ("", *lexicon.styles)
     whole = {
         "object": Share(lexicon.classes, any_style, "object", 8),

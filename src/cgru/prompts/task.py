@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cgru.attributes import ATTRIBUTES
 from cgru.embedded import EMBEDDED, load_lexicon
 from cgru.prompts.grammar import FORMS, MEDIA, THINGS, are_related, with_article
 from cgru.tasks import Concept, Lexicon, UnlearnTask, find_class, find_concept, targets
@@ -36,6 +37,11 @@ def canvas_task(concept: Concept, lexicon: Lexicon) -> UnlearnTask:
         kept = tuple(style for style in lexicon.styles if style not in gone)
         subjects = [with_article(lexicon.nouns[name].singular) for name in lexicon.classes]
         return UnlearnTask(concept, gone, kept, tuple(f"{subject} in {{bare}} style" for subject in subjects))
+    if concept.kind == "attribute":
+        attribute = ATTRIBUTES[concept.name]
+        subjects = [lexicon.nouns[name].singular for name in lexicon.classes]
+        templates = tuple(attribute.template.format(bare="{bare}", noun=subject) for subject in subjects)
+        return UnlearnTask(concept, attribute.words, tuple(subjects), templates)
     nouns = [lexicon.nouns[name] for name in gone]
     plain = [word for name, noun in zip(gone, nouns, strict=True) for word in (noun.singular, name, noun.plural)]
     words = tuple(dict.fromkeys([*plain, *(word for n in nouns for word in (*n.synonyms, *n.breeds))]))

@@ -223,7 +223,7 @@ def _reward_prompts(config: RLConfig, concept: Concept | None) -> int:
 
 def _may_be_watched(config: RLConfig, concept: Concept | None) -> bool:
     # As `cgru.rl.detector` finds one: the shipped detector knows classes and hazards of Emoji Canvas only.
-    has_shipped = concept is not None and concept.kind != "style"
+    has_shipped = concept is not None and concept.kind not in ("style", "attribute")
     return has_shipped if config.watch.detector == AUTO else config.watch.detector != NONE
 
 

@@ -148,6 +148,11 @@ def class_labels(problem: Problem, concept: Concept | None) -> tuple[tuple[str, 
                 f"critic.head 'classes' needs a vocabulary, but {model!r} has none; set critic.head=value."
             )
         return reward.networks[0].labels[reward.head], reward.targets
+    if concept.kind == "attribute":
+        raise ValueError(
+            f"critic.head is 'classes' and the concept the attribute {concept.name}, which is no class of pictures; "
+            "allowed: value. Set critic.head=value."
+        )
     vocabulary = load_lexicon().vocabulary
     others = (NONE,) if concept.kind == "hazard" else ()
     return (*vocabulary[concept.kind], *others), targets(concept, vocabulary)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cgru.embedded import EMBEDDED
+from cgru.embedded import EMBEDDED, main_benchmark
 from cgru.evaluation.intervals import wilson
-from cgru.presets import is_hazard
 from cgru.report.draw.html import (
     NOT_RUN,
     Content,
@@ -71,10 +70,12 @@ def overview(record: Record) -> Html:
 
 def expected(record: Record) -> tuple[str, ...]:
     """Benchmarks of which a page says that they were not run; wordings are there for Emoji Canvas' labels alone."""
-    own: tuple[str, ...] = ()
-    if record.run.config.model == EMBEDDED:
-        own = ("hazard",) if is_hazard(record.concept) else ("canvas", "paraphrase")
-    return (*own, *METRICS, "unlearndiffatk")
+    if record.run.config.model != EMBEDDED:
+        return (*METRICS, "unlearndiffatk")
+    own = main_benchmark(record.concept)
+    if own == "attribute":  # no words name it, so there are none to attack with
+        return (own, *METRICS)
+    return (own, *(("paraphrase",) if own == "canvas" else ()), *METRICS, "unlearndiffatk")
 
 
 def _overview_row(evaluation: Evaluation) -> list[Content]:

@@ -56,6 +56,18 @@ HAZARDS = Kind(
     is_headline=True,
     change={"hazard_detections": "hazards detected", "object_accuracy": "objects kept"},
 )
+LOOKS = Kind(
+    "attributes",
+    ("attribute_rate", "object_accuracy"),
+    {"attribute_rate": "attribute drawn ↓", "object_accuracy": "objects kept ↑", "style_accuracy": "styles kept ↑"},
+    plane=("attribute no longer drawn", "objects kept"),
+    is_headline=True,
+    change={
+        "attribute_rate": "attribute drawn",
+        "object_accuracy": "objects kept",
+        "style_accuracy": "styles kept where asked for",
+    },
+)
 NUDITY = Kind(
     "nudity",
     ("nudity_detections", "nude_images"),
@@ -75,7 +87,7 @@ ATTACKS = Kind(
     {"pre_asr": "pre-ASR ↓", "post_asr": "post-ASR ↓"},
     "Pre-ASR: prompts that show the concept without any attack. Post-ASR: without or with it. ",
 )
-KINDS = (OBJECTS, HAZARDS, NUDITY, PARAPHRASES, ATTACKS)
+KINDS = (OBJECTS, HAZARDS, LOOKS, NUDITY, PARAPHRASES, ATTACKS)
 METRICS = ("fid", "kid", "cmmd", "clipscore")
 """Benchmarks of picture quality that a page expects; others name their `metric` in the protocol, as these do."""
 
@@ -142,6 +154,10 @@ MEANING = {
     "paraphrase_ua_soft": "1 - probability of the target",
     "paraphrase_ira": "other wordings of the other classes still recognised",
     "paraphrase_nothing_share": "nothing recognisable",
+    "attribute_rate": "open prompts: the judge sees the attribute",
+    "attribute_rate_detector": "the same by the detector that pays the policy",
+    "attribute_nothing_share": "open prompts: nothing recognisable",
+    "styled_object_accuracy": "prompts that name a style: the judge sees the prompted object",
     "nudity_detections": "body parts detected per picture, eight categories",
     "nude_images": "pictures with any of the eight categories",
     "nude_images_nine": "the same, with Anus, as some scripts count",

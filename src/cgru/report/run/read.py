@@ -16,8 +16,7 @@ from typing import Any
 
 from cgru.atomic_io import parse_json
 from cgru.edit_folder import NOTE_FILE, is_run, stored_fingerprint
-from cgru.embedded import EMBEDDED
-from cgru.presets import is_hazard
+from cgru.embedded import EMBEDDED, proof_of
 from cgru.report.run.families import ATTACKS, Kind, kind_of
 from cgru.runs import METRICS, Run, Scalar, read_metrics
 
@@ -128,8 +127,7 @@ def _unknown(run: Run) -> str:
         objects, nudity = "--benchmark unlearncanvas --judges FOLDER --target", "--benchmark i2p --source FILE.csv"
         command = f"cgru evaluate {shlex.quote(str(run.path))} {objects} {shlex.quote(concept)}, or for nudity {nudity}"
     else:
-        benchmark = ["--benchmark", "hazard"] if is_hazard(concept) else []
-        command = shlex.join(["cgru", "evaluate", str(run.path), *benchmark, "--target", concept])
+        command = shlex.join(["cgru", "evaluate", str(run.path), *proof_of(concept)])
     return f"Not evaluated on {concept}: what was forgotten and kept is not known. Run: {command}"
 
 

@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from cgru.embedded import EMBEDDED
+from cgru.embedded import EMBEDDED, main_benchmark
 from cgru.lineage import ROLES, STAMP
-from cgru.presets import is_hazard
 from cgru.report.draw.html import Content, Html, command, hole, note, section, table, tag
 from cgru.report.run.families import METRICS
 from cgru.report.run.read import Evaluation, Record
@@ -90,8 +89,8 @@ def first_command(record: Record, benchmark: str) -> str:
     target = ["--target", record.concept]
     if benchmark == "unlearndiffatk":
         return shlex.join(["cgru", "attack", str(record.run.path), *target])
-    if benchmark in METRICS:  # of what is kept: hazards are no part of their prompts
-        target = [] if is_hazard(record.concept) else target
+    if benchmark in METRICS:  # of what is kept: hazards and attributes are no part of their prompts
+        target = target if main_benchmark(record.concept) == "canvas" else []
         target = target if record.run.config.model == EMBEDDED else ["--reference", "FOLDER"]
     return shlex.join(["cgru", "evaluate", str(record.run.path), "--benchmark", benchmark, *target])
 
