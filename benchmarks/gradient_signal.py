@@ -406,7 +406,7 @@ def one_step(
     sums: Sums,
 ) -> dict[str, Tensor]:
     """Gradients from actions z, −z, 0 and z′ at step k of the same trajectories."""
-    only = alone(kernel, k)
+    only = kernel.only(k)
     backbone, cond, guidance = problem.backbone, problem.encode(prompts), problem.config.sampling.guidance
     generator = problem.generator("one-step", *names)
     shape = (len(prompts), *backbone.latent_shape)
@@ -446,14 +446,6 @@ def one_step(
         steps = len(kernel.stochastic.nonzero())
         sums.calls[name] = sums.calls.get(name, 0.0) + (0 if names[0] else (ahead + draws * rest) / steps)
     return found
-
-
-def alone(kernel: DDIMKernel, k: int) -> DDIMKernel:
-    """The kernel with noise in step k only."""
-    std = torch.zeros_like(kernel.std)
-    std[k] = kernel.std[k]
-    # the weight of the direction to x_t: √(1 - ᾱ_prev - sigma²)
-    return replace(kernel, std=std, direction=(1 - kernel.alpha_prev - std.square()).clamp(min=0).sqrt())
 
 
 def statistics(sums: Sums, each: int) -> Table:

@@ -278,14 +278,19 @@ MISTAKES = {
     ("shell", "code"),
     [
         ("{} list benchmarks | true; exit ${{PIPESTATUS[0]}}", (0, 1)),  # 0: it was written before `true` ended
+        ("{} --help | true; exit ${{PIPESTATUS[0]}}", (0, 1)),
+        ("{} --version | true; exit ${{PIPESTATUS[0]}}", (0, 1)),
+        ("{} unlearn --help | head -1 > /dev/null; exit ${{PIPESTATUS[0]}}", (0, 1)),
         ("{} list benchmarks >&-", (0,)),
         ("{} list benchmarks 2>&-", (0,)),
         ("{} list benchmarks > /dev/full", (1,)),
+        ("{} unlearn --help > /dev/full", (1,)),
     ],
 )
-def test_a_stdout_that_nobody_reads_is_no_failure_of_ours(shell: str, code: tuple[int, ...]) -> None:
-    command = shell.format(f"{sys.executable} -m cgru")
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_stdout_that_nobody_reads_is_no_failure_of_ours(shell: str, code: tuple[int, ...], unbuffered: str) -> None:
+    command, environment = shell.format(f"{sys.executable} -m cgru"), {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode in code, done.stderr
     assert "Traceback" not in done.stderr and "code that you named" not in done.stderr
     assert done.stderr.count("\n") == ("full" in shell)

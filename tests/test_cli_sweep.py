@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ def test_a_dry_run_lists_cells_and_commands_and_writes_nothing(
     assert list(workdir.iterdir()) == []
 
 
+FEW = ["prompts.count=4", "prompts.retain=4", "watch.every=0", "retention.bank=2", "retention.batch=4"]
+LONG = "\n".join(f"{k} a dog " + "and another dog " * 40 for k in range(8))
 MISTAKES = {
     "no concept": ([], "no concept"),
     "only settings": (["policy.iterations=3"], "no concept"),
@@ -77,6 +80,14 @@ MISTAKES = {
         ["Dogs", "--methods", "uce", "anchor=dog", "--dry-run"],
         "the anchor 'dog' is a word",
     ),
+    "an anchor that is too long": (
+        ["Dogs", "--methods", "uce", f"anchor={'cat ' * 60}", "--dry-run"],
+        "is as long as the 48 tokens that 'emoji-canvas' reads",
+    ),
+    "long prompts": (
+        ["Dogs", *FEW, "prompts.critic=2", "prompts.source=../long.txt", "--dry-run"],
+        "6 of 12 prompts are over the model's limit",
+    ),
     "a benchmark of more options": (["Dogs", "--benchmarks", "unlearncanvas"], "Run `cgru evaluate RUN --benchmark"),
 }
 
@@ -85,10 +96,65 @@ MISTAKES = {
 def test_a_mistake_is_one_line_and_nothing_is_written(
     words: list[str], told: str, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (workdir.parent / "long.txt").write_text(LONG)
     assert main(["sweep", *words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1 and told in captured.err
+    assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["sd", "sdxl", "sd3", "hub"])
+def test_prompts_over_the_limit_of_any_model_that_is_here_are_refused(
+    kind: str, family_folders: dict[str, Path], hub_id: str, workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = hub_id if kind == "hub" else str(family_folders[kind])
+    name = "Van Gogh" + " and his friends" * 8
+    command = ["sweep", name, "--model", model, "--preset", "paper-object", "reward.name=clip", "--dry-run"]
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert re.search(r"\d+ of \d+ prompts are over the model's limit, first .* tokens; allowed: \d+ tokens", told)
+    assert told.count("\n") == 1 and list(workdir.iterdir()) == []
+
+
+def test_prompts_of_a_model_that_is_not_here_are_left_to_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "nobody/nothing", "--preset", "paper-object", "reward.name=clip", "--dry-run"]
+    assert main(["sweep", "Van Gogh" + " and his friends" * 8, *words]) == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def shapes(workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The model of docs/add-a-backbone.md, which knows two classes; one entry for each time it was loaded."""
+    page = (Path(__file__).parents[1] / "docs" / "add-a-backbone.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", page, re.S)
+    assert code is not None
+    (tmp_path / "shapes.py").write_text(code[1], encoding="utf-8")
+    (tmp_path / "counted.py").write_text(
+        "import shapes\nLOADS = []\n\ndef load(name, **where):\n    LOADS.append(name)\n"
+        "    return shapes.load(name, **where)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import counted
+
+    yield counted.LOADS
+    for name in ("shapes", "counted"):
+        sys.modules.pop(name, None)
+
+
+def test_a_class_that_one_s_own_model_lacks_is_refused(
+    shapes: list[str], workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--model", "counted:load", "--dry-run", "reward.name=shapes:make_reward"]
+    assert main(["sweep", "cross", "square", "--seeds", "0,1", *own]) == 0, capsys.readouterr().err
+    assert shapes == ["counted:load"], "one model for four runs"
+    capsys.readouterr()
+    assert main(["sweep", "cross", "croos", *own]) == 2
+    told = capsys.readouterr().err
+    assert "'croos'" in told and "Did you mean 'cross'?" in told and told.count("\n") == 1
+    assert main(["reproduce", "--only", "ddpo", "--model", "counted:load", "--dry-run"]) == 2
+    told = capsys.readouterr().err
+    assert "unknown class 'Dogs'; allowed: square, cross" in told and told.count("\n") == 1
     assert list(workdir.iterdir()) == []
 
 

@@ -2,10 +2,13 @@
 
 import contextlib
 import json
+import os
+import pickle
 import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,6 +161,85 @@ def test_a_reward_that_breaks_its_word_is_one_line(capsys: pytest.CaptureFixture
     assert message.startswith("cgru: reward 'broken' returned NaN")
     command = shlex.split(message.partition("Continue with: ")[2])  # as a shell reads it
     assert command == ["cgru", "resume", str(next(Path(place).iterdir())), "--code", f"{__name__}:BROKEN"]
+
+
+CODE = """from cgru.config import RunConfig
+from cgru.edits import HookEdit
+from cgru.method import Method
+
+def run(backbone, task, config, run):
+    run.log({record})
+    {then}
+    return HookEdit("mine:hook", {{}})
+
+METHOD = Method(config=RunConfig, run=run)
+"""
+
+
+@pytest.fixture
+def mine(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a user's own method is written."""
+    monkeypatch.syspath_prepend(workdir)
+    yield workdir / "mine.py"
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"iteration": 0, "loss": "high"}, "cannot show 'loss' = 'high'; allowed: a number"),
+        ({"iteration": "first"}, "cannot show 'iteration' = 'first'; allowed: a number"),
+        ({"iteration": 0, "watch/keep_share": None}, "cannot show 'watch/keep_share' = None; allowed: a number"),
+    ],
+)
+def test_a_method_that_logs_no_number_is_named_the_key(
+    record: dict[str, Any], said: str, options: list[str], mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(CODE.format(record=record, then=""), encoding="utf-8")
+    assert main(["unlearn", "Dogs", "--method", "mine:METHOD", *options]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"cgru: {said}") and told.count("\n") == 1
+
+
+def test_a_text_that_was_logged_as_a_loss_does_not_spoil_the_outcome(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, RLConfig(concept="Dogs"))
+    for loss in ("high", 0.5, 0.25):
+        run.log({"iteration": 0, "loss": loss})
+    assert outcome(run)["loss"] == [0.5, 0.25]
+
+
+def test_a_very_long_value_is_cut_in_the_reason_for_a_stop(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine.write_text(CODE.format(record={"loss": 1}, then="raise ValueError(f'seed {10 ** 400} is too high')"))
+    assert main(["unlearn", "Dogs", "--method", "mine:METHOD"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"cgru: seed {10**199} ... is too high. Continue with: cgru resume runs/dogs-")
+
+
+class Touch:
+    """What a pickle does that runs code when it is loaded."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch ran",)
+
+
+def test_a_stranger_s_optimiser_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], workdir: Path) -> None:
+    def stop(record: dict[str, Any]) -> None:
+        if record.get("iteration") == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        unlearn(resolve_config("Dogs", overrides=[*TINY, "checkpoint_every=1"]), "cut", listeners=(stop,))
+    (file,) = workdir.glob("cut/*/stages/3-policy/checkpoint-*/optimiser.pt")
+    size = file.stat().st_size
+    file.write_bytes(pickle.dumps(Touch()).ljust(size, b"\0"))  # of the size that checkpoint.json tells
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")  # Python would print these on stderr
+        assert main(["resume", str(next(Path("cut").iterdir())), "--json"]) == 2
+    assert [str(each.message) for each in warned] == []
+    told = capsys.readouterr().err
+    assert "optimiser.pt' (a pickle with more in it than tensors, which is never loaded)" in told
+    assert told.count("\n") == 1 and not Path("ran").exists()
 
 
 class Ending(Broken):

@@ -211,6 +211,15 @@ def test_whole_numbers_given_for_floats_are_floats() -> None:
         (lambda: PolicyConfig(normalise=1), "policy.normalise is 1; allowed: true or false. Give one such as false"),
         (lambda: PolicyConfig(targets=" "), "policy.targets is ' '; allowed: a text of one line, not empty."),
         (lambda: PolicyConfig(learning_rate="fast"), "policy.learning_rate is 'fast'; allowed: a number, above 0."),
+        (lambda: RLConfig("Dogs", policy=PolicyConfig(advantage="pair")), "and sampling.pairs false; allowed: pairs"),
+        (
+            lambda: RLConfig("Dogs", sampling=SamplingConfig(pairs=True), policy=PolicyConfig(trajectories=15)),
+            "policy.trajectories 15, retention.share 0.0 and sampling.explore 0.0; allowed: an even number",
+        ),
+        (
+            lambda: RLConfig("Dogs", sampling=SamplingConfig(pairs=True), policy=PolicyConfig(step_choice="shared")),
+            "policy.step_choice 'shared'; allowed: each",
+        ),
         (lambda: RewardConfig(networks=()), "reward.networks is (); allowed: a list of texts, not empty."),
         (lambda: RewardConfig(networks="clip"), "reward.networks is 'clip'; allowed: a list of texts, not empty."),
         (lambda: RetentionConfig(share=1), "retention.share is 1.0; allowed: a number, at least 0 and under 1."),

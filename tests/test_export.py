@@ -1,8 +1,11 @@
 """The merged model: the same pictures as base + edit, a plain diffusers folder, and nothing half-written."""
 
 import json
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +13,9 @@ from diffusers import StableDiffusionPipeline
 from safetensors import safe_open
 
 from cgru.backbones import load_model
+from cgru.cli import main
 from cgru.config import RLConfig
-from cgru.edits import WeightsEdit, load_edit
+from cgru.edits import Edit, WeightsEdit, load_edit, model_fingerprint, save_edit
 from cgru.evaluation.drawing import draw
 from cgru.lineage import Trainers, trainers_of
 from cgru.lora.merge import stored_dtype
@@ -127,3 +131,109 @@ def test_a_failure_leaves_nothing(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"does not fit the model at 'denoiser.no.such.weight'"):
         export(replace(request, edit=foreign))
     assert list(tmp_path.iterdir()) == []
+
+
+def noted(edit: Edit, base: Path, folder: Path, *, dtype: str = "fp32") -> Path:
+    """A run as a method leaves it: with an edit.json that names its base by fingerprint."""
+    made = Run.create(folder, RLConfig(concept="dogs", model=str(base)))
+    mark = model_fingerprint(load_model(base, device="cpu", dtype=dtype))
+    about = {"base": str(base), "base_fingerprint": mark, "method": made.config.method, "concept": "dogs"}
+    save_edit(edit, made.path / "edit", **about)
+    return made.path
+
+
+def changed(run: Path, change: Mapping[str, Any]) -> None:
+    """Other values in edit.json, whose files still match their hashes."""
+    file = run / "edit" / "edit.json"
+    table = json.loads(file.read_text())
+    base = table["base"] | change.get("base", {})
+    file.write_text(json.dumps({**table, **change, "base": base}))
+
+
+def refused(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a refusal that writes nothing."""
+    before = sorted(folder.rglob("*"))
+    capsys.readouterr()
+    assert main(["export", str(run), str(folder / "new" / "model")]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and sorted(folder.rglob("*")) == before
+    return told
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_the_base_is_compared_in_the_dtype_of_the_run(dtype: str, run: Path, sd_folder: Path, tmp_path: Path) -> None:
+    made = noted(load_edit(run), sd_folder, tmp_path / "runs", dtype=dtype)
+    folder = export(prepare_export(made, tmp_path / "model"))
+    note = json.loads((folder / "cgru.json").read_text())
+    assert (note["concept"], note["method"], note["base"]) == ("dogs", "cgru", str(sd_folder))
+
+
+ZEROS = "0" * 64
+LIES: dict[str, tuple[dict[str, Any], str]] = {  # what edit.json says in place of the truth, and the answer
+    "fingerprint": ({"base": {"fingerprint": f"float32:{ZEROS}"}}, "was made for another model than"),
+    "fingerprint in bf16": ({"base": {"fingerprint": f"bfloat16:{ZEROS}"}}, "was made for another model than"),
+    "dtype": (
+        {"base": {"fingerprint": f"float64:{ZEROS}"}},
+        "the edit's base has the dtype 'float64'; allowed: float32, bfloat16, float16.",
+    ),
+    "base": ({"base": {"model": "nope/nope"}}, "has the base 'nope/nope' in edit.json and "),
+    "code": ({"base": {"model": "evil:load"}}, "has the base 'evil:load' in edit.json and "),
+    "concept": (
+        {"concept": "cats"},
+        "has the concept 'cats' in edit.json and 'dogs' in config.yaml; allowed: ",
+    ),
+    "method": ({"method": "esd"}, "has the method 'esd' in edit.json and 'cgru' in config.yaml; allowed: "),
+}
+ALONE = {**LIES, "base": (LIES["base"][0], "'nope/nope'"), "code": (LIES["code"][0], "of the model 'evil:load', which")}
+"""The answers where there is no config to compare with."""
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that must not be imported."""
+    (tmp_path / "evil.py").write_text("def load(name, *, device, dtype): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.usefixtures("evil")
+def test_a_run_whose_edit_json_lies(
+    lie: str, run: Path, sd_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = noted(load_edit(run), sd_folder, tmp_path / "runs")
+    change, said = LIES[lie]
+    changed(made, change)
+    assert said in refused(made, tmp_path, capsys)
+    assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("lie", ["fingerprint", "fingerprint in bf16", "dtype", "base", "code"])
+@pytest.mark.usefixtures("evil")
+def test_an_edit_alone_whose_edit_json_lies(
+    lie: str, run: Path, sd_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = noted(load_edit(run), sd_folder, tmp_path / "runs")
+    change, said = ALONE[lie]
+    changed(made, change)
+    assert said in refused(made / "edit", tmp_path, capsys)
+    assert "evil" not in sys.modules
+
+
+def test_a_base_that_was_trained_since_is_refused(
+    run: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = noted(load_edit(run), copied, tmp_path / "runs")
+    pipeline = StableDiffusionPipeline.from_pretrained(copied)
+    pipeline.unet.conv_in.bias.data += 1.0
+    pipeline.save_pretrained(copied)
+    told = refused(made, tmp_path, capsys)
+    assert "was made for another model than" in told and "Restore that model, or make the edit again." in told
+
+
+@pytest.mark.parametrize("role", ["denoiser", "vae"])
+def test_an_edit_of_parameters_that_the_base_lacks_is_refused(
+    role: str, sd_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = noted(WeightsEdit({role: {"no.such.weight": torch.ones(2)}}), sd_folder, tmp_path / "runs")
+    said = {"denoiser": "'denoiser.no.such.weight' (no such parameter)", "vae": "has denoiser, text_encoder"}
+    assert said[role] in refused(made, tmp_path, capsys)

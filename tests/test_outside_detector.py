@@ -1,5 +1,6 @@
 """The outside detector: what it sees, when it raises an alarm, which look is best."""
 
+import ast
 import json
 import shutil
 from dataclasses import fields, replace
@@ -185,10 +186,21 @@ def test_a_wrong_name_is_one_line(networks: dict[str, Path], sd_folder: Path, tm
         str(broken): "cannot read the network in .*broken'.*No such file",
         str(bare): "preprocessor_config.json of .*bare' has no 'image_mean'",
     }
+    wrong |= {name: f"watch.detector '{name}' names no network; allowed: auto, none" for name in ("#", "#dog", " #dog")}
     for name, message in wrong.items():
         with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
             named_detector(name, ("nudity",), [])
         assert "\n" not in str(caught.value)
+
+
+def test_whatever_is_read_from_a_network_s_folder_may_not_bring_code() -> None:
+    calls = [
+        (file.name, node.lineno, {word.arg for word in node.keywords})
+        for file in ROOT.parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained"
+    ]
+    assert len(calls) > 5 and [call[:2] for call in calls if "trust_remote_code" not in call[2]] == []
 
 
 @pytest.mark.parametrize("judge", ["judges/object", "clip-eval"])

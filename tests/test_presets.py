@@ -200,9 +200,7 @@ def test_on_a_gpu_a_published_model_is_trained_as_it_was_measured(
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", "bf16"), ("auto", "fp32")])
-def test_a_gpu_that_is_named_may_be_another_machine_s(
-    device: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_is_named_may_be_another_machine_s(device: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_config("a dog", model="owner/sd", overrides=[f"device={device}"]).dtype == dtype
 

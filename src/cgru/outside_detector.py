@@ -121,6 +121,11 @@ def named_detector(
         device: the device of the network.
     """
     source, _, listed = name.partition("#")
+    if not source.strip():
+        raise ValueError(
+            f"watch.detector {name!r} names no network; allowed: {AUTO}, {NONE}, NETWORK or NETWORK#LABEL. Give "
+            f"{ALLOWED}."
+        )
     wanted = tuple(label.strip() for label in listed.split(",") if label.strip()) or tuple(concept)
     origin = _origin(source)
     table = read_json(origin, "config.json")

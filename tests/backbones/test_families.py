@@ -24,6 +24,7 @@ from cgru.backbones.base import Backbone, HasTextLimit, parse_dtype
 from cgru.backbones.families import SD, SD3, SDXL, Family, family_of
 from cgru.backbones.sd3 import StableDiffusion3
 from cgru.backbones.sdxl import StableDiffusionXL
+from cgru.backbones.trial import failing
 from cgru.mdp.rollout import rescore, rollout, sample
 from cgru.mdp.trajectory import EMBEDDINGS, POOLED
 
@@ -46,6 +47,7 @@ def test_shapes_and_flags(model: Backbone) -> None:
         assert prediction.shape == x.shape and prediction.dtype == torch.float32
         assert images.shape == (2, 3, 16, 16) and images.dtype == torch.float32
         assert model.encode(images).shape == x.shape
+    assert failing(model) is None
 
 
 def test_the_ratio_is_one_right_after_collection(model: Backbone) -> None:

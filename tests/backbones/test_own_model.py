@@ -7,13 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cgru import catalog
 from cgru.backbones import is_own_loader, load_model
-from cgru.backbones.base import METHODS, PARTS, Backbone
+from cgru.backbones.base import Backbone
 from cgru.backbones.sd import StableDiffusion, load_stable_diffusion
+from cgru.backbones.trial import METHODS, PARTS, failing
 from cgru.config import is_code
+from cgru.mdp.kernel import Gaussian
 
 CALLS = list[tuple[object, ...]]()
 NUMBER = 3
@@ -134,13 +136,51 @@ def test_a_backbone_may_be_a_module_and_its_parts_are_of_their_types() -> None:
         load_model(f"{__name__}:of_no_size", device="cpu")
 
 
+class Idle:
+    """A sampler that goes nowhere."""
+
+    def __init__(self, steps: int) -> None:
+        self.timesteps, self.stochastic = torch.arange(steps), torch.zeros(steps, dtype=torch.bool)
+
+    def __len__(self) -> int:
+        return len(self.timesteps)
+
+    def step(self, prediction: Tensor, x: Tensor, index: int | Tensor) -> Gaussian | Tensor:
+        return Gaussian(x, torch.zeros(1))
+
+    def x0(self, prediction: Tensor, x: Tensor, index: int | Tensor) -> Tensor:
+        return x
+
+
+class Undistributed(Idle):
+    def step(self, prediction: Tensor, x: Tensor, index: int | Tensor) -> Tensor:
+        return x
+
+
+class Uniform(Idle):
+    """All latents must be at the same step."""
+
+    def step(self, prediction: Tensor, x: Tensor, index: int | Tensor) -> Gaussian:
+        return [Gaussian(x, torch.zeros(1))][index]
+
+
+class Unclean(Idle):
+    def x0(self, prediction: Tensor, x: Tensor, index: int | Tensor) -> Tensor:
+        raise ArithmeticError("no x0")
+
+
 WRONG: dict[str, tuple[str, object, str]] = {  # case -> part, what it is, what is said
     "no conditioning": ("encode_text", lambda prompts: torch.zeros(1), "returns a Tensor, not a Conditioning"),
     "no kernel": ("kernel", lambda steps, *, eta, noisy_steps=None: None, "returns a NoneType, not a ReverseKernel"),
-    "a kernel of its own terms": ("kernel", lambda steps: None, "a trial of model .* failed .TypeError: .*'eta'"),
-    "another shape": ("predict", lambda x, *_, guidance: x[:, :1], r"returns \(1, 1, 8, 8\), not \(1, 4, 8, 8\)"),
-    "no prediction": ("predict", lambda x, *_, guidance: {}[x], r"failed \(KeyError: .*, test_own_model.py line \d+\)"),
-    "four channels": ("decode", lambda x, batch_size=None: x, r"returns \(1, 4, 8, 8\), not \(1, 3, h, w\)"),
+    "no steps": ("kernel", lambda *_, **__: Idle(0), r"'kernel' has \(0,\) and \(0,\) as 'timesteps' and 'stochastic'"),
+    "no distribution": ("kernel", lambda *_, **__: Undistributed(2), "'kernel.step' returns a Tensor, not a Gaussian"),
+    "one step for all": ("kernel", lambda *_, **__: Uniform(2), "'kernel.step' fails .TypeError.* a Gaussian;"),
+    "no clean latent": ("kernel", lambda *_, **__: Unclean(2), "'kernel.x0' fails .ArithmeticError: no x0, test_own"),
+    "a kernel of its own terms": ("kernel", lambda steps: None, "'kernel' fails .TypeError: .*'eta'.*a ReverseKernel;"),
+    "another shape": ("predict", lambda x, *_, guidance: x[:, :1], r"returns \(2, 1, 8, 8\), not \(2, 4, 8, 8\)"),
+    "no prediction": ("predict", lambda x, *_, guidance: {}[x], r"fails \(KeyError: .*, test_own_model.py line \d+\)"),
+    "the end of the program": ("predict", lambda x, *_, guidance: sys.exit(5), r"fails \(SystemExit: 5, test_own"),
+    "four channels": ("decode", lambda x, batch_size=None: x, r"returns \(2, 4, 8, 8\), not \(2, 3, h, w\)"),
     "one class": ("classes", "cross", "'classes' are 'cross', not a tuple of names"),
     "no class": ("classes", (), r"'classes' are \(\), not a tuple of names"),
 }
@@ -158,6 +198,11 @@ def test_a_part_that_does_not_do_what_it_must_is_named(case: str) -> None:
     with pytest.raises(ValueError, match=WRONG[case][2]) as caught:
         load_model(f"{__name__}:with_a_wrong_part", device="cpu")
     assert "\n" not in str(caught.value) and "with_a_wrong_part" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_shipped_model_stands_the_trial(dtype: str) -> None:
+    assert failing(load_model("emoji-canvas", device="cpu", dtype=dtype)) is None
 
 
 def test_a_path_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sd_folder: Path) -> None:

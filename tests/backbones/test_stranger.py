@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from cgru.backbones import load_model
+from cgru.backbones.trial import failing
 from cgru.cli import main
 from cgru.edits import LoraEdit, load_edit, stack
 from cgru.embedded import EMBEDDED, ROOT
@@ -31,6 +32,107 @@ TINY = [
         "prompts.critic=4 retention.bank=2 retention.batch=4 samples_every=1 checkpoint_every=1"
     ).split(),
 ]
+
+
+PREDICTED, SAMPLER = "cond, guidance=guidance)", "flow_kernel(sigmas, sigmas[:-1], eta=eta, noisy_steps=noisy_steps)"
+DRAWN, CONDITIONED = ".clamp(0, 1)\n\n    def encode", '{"label": labels}, {"label": nothing})'
+ENCODED, KNOWN = "(images * 2 - 1).reshape(-1, *SHAPE)", 'names = (*CLASSES, "")'
+FAULTS: dict[str, tuple[str, str, str]] = {  # case -> a part of the page's code, what stands in its place, what is said
+    "classes that raise": (
+        "classes: tuple = CLASSES",
+        "classes = property(lambda self: 1 / 0)",
+        "'classes' fails (Zero",
+    ),
+    "encoders without names": (
+        "classes: tuple = CLASSES",
+        "classes: tuple = CLASSES\n    text_encoders: tuple = ()",
+        "'text_encoders' fails (TypeError: 'tuple' object is not a mapping), instead of returning networks by name",
+    ),
+    "fewer prompts": (
+        CONDITIONED,
+        CONDITIONED + "[:1]",
+        "'encode_text' returns the prompts ['square'], not ['square', 'cross', 'square'] as given",
+    ),
+    "each prompt once": (KNOWN, f"prompts = sorted(set(prompts)); {KNOWN}", "the prompts ['cross', 'square'], not ["),
+    "fewer rows": (
+        CONDITIONED,
+        CONDITIONED.replace("labels", "labels[:1]"),
+        "'encode_text' fails (AssertionError: 3 prompts for 1 label, shapes.py line ",
+    ),
+    "a kernel without a keyword": (
+        "eta, noisy_steps=None):",
+        "eta):\n        noisy_steps = None",
+        "'kernel' fails (TypeError: Shapes.kernel() got an unexpected keyword argument 'noisy_steps'), instead of "
+        "returning a ReverseKernel",
+    ),
+    "times in a list": (
+        f"return {SAMPLER}",
+        f"kernel = {SAMPLER}; object.__setattr__(kernel, 'timesteps', [1, 0.5]); return kernel",
+        "'kernel' has a list and (2,) as 'timesteps' and 'stochastic', not one number for each step",
+    ),
+    "a step to nowhere": (
+        SAMPLER,
+        f"replace({SAMPLER}, keep=sigmas[1:] * torch.nan)",
+        "'kernel.step' returns NaN or infinite numbers, not finite ones",
+    ),
+    "a clean latent of NaN": (SAMPLER, f"replace({SAMPLER}, sigma=sigmas[1:] * torch.nan)", "'kernel.x0' returns NaN"),
+    "a prediction of another shape": (
+        PREDICTED,
+        PREDICTED + ".flatten(1)",
+        "returns (2, 64), not (2, 1, 8, 8) as the latents",
+    ),
+    "one prediction when guided": (
+        PREDICTED,
+        PREDICTED + "[: 1 if guidance > 1 else None]",
+        "'predict(guidance=2)' returns (1, 1, 8, 8), not (2, 1, 8, 8) as the latents",
+    ),
+    "half precision": (
+        PREDICTED,
+        PREDICTED + ".half()",
+        "'predict(guidance=2)' returns torch.float16, not torch.float32",
+    ),
+    "a prediction of NaN": (PREDICTED, PREDICTED + " * torch.nan", "returns NaN or infinite numbers, not finite ones"),
+    "no gradient": (PREDICTED, PREDICTED + ".detach()", "'predict' returns a result without a gradient, not one that"),
+    "a gradient of something else": (
+        PREDICTED,
+        PREDICTED + ".detach() * torch.ones(1, requires_grad=True)",
+        "'predict' returns a result without a gradient, not one that reaches the denoiser's weights",
+    ),
+    "no way back": (
+        PREDICTED,
+        PREDICTED + ".exp().add_(1)",
+        "'predict' fails (RuntimeError: one of the variables needed for gradient computation has been modified",
+    ),
+    "one picture": (DRAWN, DRAWN.replace("1)", "1)[:1]"), "'decode' returns (1, 1, 8, 8), not (2, 3, h, w), or (2"),
+    "no limit at a time": (
+        "def decode(self, x, *, batch_size=None)",
+        "def decode(self, x)",
+        "'decode' fails (TypeError: Shapes.decode() got an unexpected keyword argument 'batch_size'), instead of",
+    ),
+    "pictures in half precision": (DRAWN, DRAWN.replace("1)", "1).half()"), "'decode' returns torch.float16, not"),
+    "pictures of NaN": (DRAWN, DRAWN.replace("1)", "1) * torch.nan"), "'decode' returns NaN or infinite numbers, not"),
+    "dark pictures": (DRAWN, DRAWN.replace("1)", "1) - 1"), "'decode' returns pictures from -1 to 0, not in [0, 1]"),
+    "bright pictures": (DRAWN, DRAWN.replace("1)", "1) * 255"), "'decode' returns pictures from 0 to 255, not in [0"),
+    "no encoder": (
+        f"return {ENCODED}",
+        "raise RuntimeError('no encoder')",
+        "'encode' fails (RuntimeError: no encoder, shapes.py line ",
+    ),
+    "latents of another shape": (ENCODED, "images.flatten(1)", "'encode' returns (2, 64), not (2, 1, 8, 8) as the lat"),
+    "latents in double precision": (
+        ENCODED,
+        ENCODED + ".double()",
+        "'encode' returns torch.float64, not torch.float32",
+    ),
+}
+
+
+def rewritten(shapes: Path, old: str, new: str) -> None:
+    """Replace a part of the page's code, which is then imported anew."""
+    code = shapes.read_text(encoding="utf-8").replace("import dataclass", "import dataclass, replace", 1)
+    assert code.count(old) == 1
+    shapes.write_text(code.replace(old, new), encoding="utf-8")
+    sys.modules.pop("shapes", None)
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +282,39 @@ def test_settings_that_the_model_cannot_follow(shapes: Path, capsys: pytest.Capt
     assert main(["generate", "cross", "--model", MODEL, "--steps", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sampling"]["guidance"] == 1
     assert not Path("runs/cross-ddpo-s0").exists()
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_broken_part_is_named_before_there_is_a_run(
+    case: str, shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, said = FAULTS[case]
+    rewritten(shapes, old, new)
+    told = refused(capsys, "unlearn", "cross", *TINY, "--method", "ddpo")
+    assert "model 'shapes:load' is a Shapes whose '" in told and said in told
+    assert told.endswith("; allowed: a cgru.backbones.base.Backbone. See docs/add-a-backbone.md.\n")
+    assert not Path("runs").exists()
+
+
+def test_a_trial_leaves_nothing_behind(shapes: Path) -> None:
+    quantized = "self.quantized = nn.Parameter(torch.arange(4), requires_grad=False)"
+    rewritten(shapes, "        table = patterns()", f"        {quantized}\n        table = patterns()")
+    rewritten(shapes, "nn.Identity(), device", "nn.Sequential(nn.BatchNorm2d(1), nn.Dropout()), device")
+    rewritten(shapes, PREDICTED, f"{PREDICTED} + torch.rand(1)")
+    model, before = load_model(MODEL, device="cpu"), torch.get_rng_state()
+    assert failing(model) is None
+    assert torch.equal(torch.get_rng_state(), before)
+    for network in (model.denoiser, model.decoder):
+        weights = list(network.parameters())
+        assert weights and not network.training and not any(weight.requires_grad for weight in weights)
+        assert all(weight.grad is None and not weight._post_accumulate_grad_hooks for weight in weights)
+    assert int(model.decoder.get_buffer("0.num_batches_tracked")) == 0
+
+
+def test_a_model_too_large_to_train_may_still_draw(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full = "if torch.is_grad_enabled():\n            raise torch.OutOfMemoryError\n        "
+    rewritten(shapes, "return guided(", f"{full}return guided(")
+    assert main(["generate", "cross", "--model", MODEL, "--steps", "2"]) == 0, capsys.readouterr().err
 
 
 def test_a_dry_run_estimates_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,3 +160,14 @@ def test_noise_in_the_first_steps_only() -> None:
     assert mixed.stochastic.tolist() == [True, True, False, False, False]
     for index, same in enumerate([noisy, noisy, still, still, still]):
         torch.testing.assert_close(mixed.step(draw(0), draw(1), index).mean, same.step(draw(0), draw(1), index).mean)
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_noise_in_one_step_alone_leaves_its_gaussian(index: int) -> None:
+    kernel = kernel_of(DDIMScheduler(clip_sample=False), 6, 1.0)
+    only, x, prediction = kernel.only(index), draw(0), draw(1)
+    assert only.stochastic.tolist() == [i == index for i in range(6)]
+    one, other = kernel.step(prediction, x, index), only.step(prediction, x, index)
+    assert torch.equal(one.mean, other.mean) and torch.equal(one.std, other.std)
+    still = kernel_of(DDIMScheduler(clip_sample=False), 6, 0.0)
+    torch.testing.assert_close(only.step(prediction, x, 1).mean, still.step(prediction, x, 1).mean)

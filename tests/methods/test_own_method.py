@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from cgru.backbones import load_model
 from cgru.cli import main
 from cgru.config import RunConfig
-from cgru.edits import WeightsEdit, load_edit, model_fingerprint
+from cgru.edits import HookEdit, WeightsEdit, load_edit, model_fingerprint
 from cgru.lineage import Trainers, trainers_of
 from cgru.runs import Run
 
@@ -43,8 +44,6 @@ def test_the_page_s_method_runs_and_its_edit_is_what_the_formula_says(capsys: py
     assert (note["kind"], note["method"], note["concept"]) == ("weights", "dampen:METHOD", "Dogs")
     edit = load_edit(run)
     assert isinstance(edit, WeightsEdit)
-    from cgru.backbones import load_model
-
     backbone = load_model("emoji-canvas", device="cpu")
     assert note["base"] == {"model": "emoji-canvas", "fingerprint": model_fingerprint(backbone)}
     values = {n: p for n, p in backbone.denoiser.named_parameters() if n.endswith("attn2.to_v.weight")}
@@ -66,6 +65,7 @@ def test_float32_is_exact_while_a_method_runs_or_goes_on(capsys: pytest.CaptureF
         "import torch\nfrom cgru.config import RunConfig\nfrom cgru.edits import HookEdit\n"
         "from cgru.method import Method\n\ndef run(backbone, task, config, run):\n"
         "    return HookEdit('probe:hook', {'allow_tf32': torch.backends.cudnn.allow_tf32})\n\n"
+        "def hook(backbone, settings, tensors):\n    return backbone\n\n"
         "METHOD = Method(config=RunConfig, run=run)\n",
         encoding="utf-8",
     )
@@ -241,6 +241,135 @@ def test_a_method_that_breaks_gets_one_line_and_leaves_no_edit(case: str, capsys
     assert said in told and told.count("\n") == 1
     assert told.endswith(f" Continue with: cgru resume {run} --code broken:METHOD\n")
     assert not (run / "edit").exists()
+
+
+HOOKS = """
+from safetensors.torch import save
+from cgru.backbones.hooked import Hooked
+from cgru.edits import HookEdit, LoraEdit
+
+class Odd(WeightsEdit):
+    kind = "banana"
+
+class Swapped(WeightsEdit):
+    kind = "lora"
+
+def five(backbone, settings, tensors):
+    return 5
+
+def needy(backbone, settings, tensors):
+    return settings["strength"]
+
+def predicts_five(backbone, settings, tensors):
+    return Hooked(backbone, prediction=lambda x, time, cond, guidance: 5)
+
+def predicts_half(backbone, settings, tensors):
+    return Hooked(backbone, prediction=lambda x, time, cond, guidance: x[:, :1])
+
+def fails(backbone, settings, tensors):
+    return Hooked(backbone, prediction=lambda x, time, cond, guidance: x @ x.flatten())
+
+def embeds_five(backbone, settings, tensors):
+    return Hooked(backbone, embed=lambda cond: 5)
+
+def run(backbone, task, config, run):
+    name, weight = next(iter(backbone.denoiser.named_parameters()))
+    return """
+MISFITS = {  # an edit, and why it is refused
+    "an unknown parameter": (
+        "WeightsEdit({'denoiser': {'no.such.weight': torch.ones(2)}})",
+        "returned a wrong edit: the edit does not fit the model at 'denoiser.no.such.weight' (no such parameter).",
+    ),
+    "a wrong shape": ("WeightsEdit({'denoiser': {name: torch.ones(3)}})", "the edit's (3,))"),
+    "an unknown network": (
+        "WeightsEdit({'vae': {name: torch.ones(3)}})",
+        "the edit changes the 'vae' and the model 'emoji-canvas' has denoiser, text_encoder.",
+    ),
+    "a parameter that the method has added": (
+        "backbone.denoiser.register_parameter('own', torch.nn.Parameter(torch.ones(3))) or "
+        "WeightsEdit({'denoiser': {'own': torch.ones(3)}})",
+        "'denoiser.own' (no such parameter).",
+    ),
+    "an unknown kind": (
+        "Odd({'denoiser': {name: torch.ones_like(weight)}})",
+        "returned a Odd of kind 'banana'; allowed: lora (a LoraEdit), weights (a WeightsEdit), hook (a HookEdit).",
+    ),
+    "another's kind": ("Swapped({'denoiser': {name: torch.ones_like(weight)}})", "a Swapped of kind 'lora'; allowed:"),
+    "a LoRA on no layer": (
+        "LoraEdit.from_bytes(save({f'unet.no.layer.lora_{side}.weight': torch.ones(2, 2) for side in 'AB'}))",
+        "the LoRA does not fit the model at 'no.layer' (no such layer).",
+    ),
+    "an unknown hook": ("HookEdit('slt', {})", "unknown hook 'slt'; allowed: sld."),
+    "a hook that is not there": ("HookEdit('broken:absent', {})", "cannot import 'broken:absent'"),
+    "a hook that returns 5": ("HookEdit('broken:five', {})", "the hook 'broken:five' returns a int and no backbone"),
+    "a hook that lacks a setting": ("HookEdit('broken:needy', {})", "'broken:needy' fails (KeyError: 'strength', "),
+    "a prediction of 5": (
+        "HookEdit('broken:predicts_five', {})",
+        "the prediction of the hook 'broken:predicts_five' is a int; allowed: a tensor of shape (1, 4, ",
+    ),
+    "a prediction of one channel": ("HookEdit('broken:predicts_half', {})", "is of shape (1, 1, "),
+    "a prediction that fails": ("HookEdit('broken:fails', {})", "the hook 'broken:fails' fails (RuntimeError: "),
+    "an embedding of 5": (
+        "HookEdit('broken:embeds_five', {})",
+        "the text embedding of the hook 'broken:embeds_five' is a int; allowed: a Conditioning.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_an_edit_that_its_model_cannot_have_gets_one_line_and_is_not_saved(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit, said = MISFITS[case]
+    Path("broken.py").write_text(
+        f"{BODY}{HOOKS}{edit}\n\nMETHOD = Method(config=RunConfig, run=run)\n", encoding="utf-8"
+    )
+    assert main(["unlearn", "Dogs", "--method", "broken:METHOD", "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    (run,) = Path("runs").glob("dogs-broken-*")
+    assert "method 'broken:METHOD' returned a " in told and said in told and told.count("\n") == 1
+    assert "Correct its run function." in told and "give its own base" not in told
+    assert not (run / "edit").exists()
+
+
+def test_an_own_hook_that_draws_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    hook = (
+        "def half(backbone, settings, tensors):\n"
+        "    predict = lambda x, time, cond, guidance: backbone.predict(x, time, cond, guidance=guidance / 2)\n"
+        "    return Hooked(backbone, prediction=predict)\n"
+    )
+    edit = "HookEdit('broken:half', {})"
+    code = f"{BODY}{HOOKS}{edit}\n\n{hook}\nMETHOD = Method(config=RunConfig, run=run)\n"
+    Path("broken.py").write_text(code, encoding="utf-8")
+    assert main(["unlearn", "Dogs", "--method", "broken:METHOD", "--device", "cpu"]) == 0
+    run = Path(capsys.readouterr().out.splitlines()[-1])
+    assert isinstance(load_edit(run, allow_hooks=["broken:half"]), HookEdit)
+
+
+def test_a_method_may_leave_the_model_trained_and_with_a_lora_on_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The edit is then still for the model as it was."""
+    Path("broken.py").write_text(
+        BODY.partition("def run")[0]
+        + """
+from cgru.lora.train import attach
+
+def run(backbone, task, config, run):
+    weights = dict(backbone.denoiser.named_parameters())
+    name = next(name for name in weights if name.endswith("attn2.to_v.weight"))
+    before = {"denoiser": {name: weights[name].detach().clone()}}
+    weights[name].data += 0.5
+    edit = WeightsEdit.between(before, {"denoiser": weights})
+    attach(backbone.denoiser, rank=2, alpha=2.0, targets="attention", seed=0)
+    assert name not in dict(backbone.denoiser.named_parameters())
+    return edit
+
+METHOD = Method(config=RunConfig, run=run)
+""",
+        encoding="utf-8",
+    )
+    assert main(["unlearn", "Dogs", "--method", "broken:METHOD", "--device", "cpu"]) == 0
+    run = Path(capsys.readouterr().out.splitlines()[-1])
+    load_edit(run).check(load_model("emoji-canvas", device="cpu"))
 
 
 def test_a_plan_that_is_none_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:

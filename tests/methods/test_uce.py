@@ -301,12 +301,38 @@ def test_free_text_that_fills_the_prompt_is_one_line(
     assert "is as long as the 16 tokens that" in told
 
 
+@pytest.mark.parametrize(("narrow", "threads"), [(uce.NARROW, 1), (8, 2)])  # the tiny model's texts have width 16
+def test_a_small_model_takes_one_thread_and_gives_the_others_back(
+    narrow: int, threads: int, long_sd_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set[int]()
+
+    def counted(cond: Conditioning) -> Conditioning:
+        seen.add(torch.get_num_threads())
+        return cond
+
+    monkeypatch.setattr(uce, "NARROW", narrow)
+    model = Hooked(load_stable_diffusion(long_sd_folder, device="cpu"), embed=counted)
+    config = uce.Config("Van Gogh", model=str(long_sd_folder), method="uce", templates=1)
+    torch.set_num_threads(2)
+    try:
+        uce.run(model, task_for("Van Gogh", config.model), config, Run.create(tmp_path, config))
+        assert seen == {threads} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_what_is_too_long_is_refused_before_the_model_is_loaded(sd_folder: Path) -> None:
+    with pytest.raises(ValueError, match="'.*a whole long text.*' is as long as the 16 tokens that .*; allowed"):
+        uce.check(uce.Config("a whole long text", model=str(sd_folder), method="uce"))
+
+
 def test_a_prompt_may_be_as_long_as_leaves_room_for_one_word_more(backbone: StableDiffusion) -> None:
     """Of 16 tokens two are start and end, and last_tokens adds "a": 13 letters fit."""
-    uce.refuse_long(backbone, ["cat", "x" * 13])
+    uce.refuse_long("tiny", backbone, ["cat", "x" * 13])
     assert uce.last_tokens(backbone, ["cat", "x" * 13]) == [3, 13]
     with pytest.raises(ValueError, match=f"'{'x' * 14}' is as long as the 16 tokens"):
-        uce.refuse_long(backbone, ["x" * 14, "cat"])
+        uce.refuse_long("tiny", backbone, ["x" * 14, "cat"])
 
 
 def test_models_that_do_not_read_text_so_are_refused(backbone: StableDiffusion) -> None:

@@ -14,6 +14,7 @@ from cgru.rl.advantage import (
     gae_advantage,
     measured_value,
     normalised,
+    pair_advantage,
     per_prompt_advantage,
 )
 
@@ -65,6 +66,26 @@ def test_batch_advantage_is_clamped() -> None:
 def test_equal_rewards_have_no_advantage() -> None:
     """In float32 the mean of seven times 0.1 is not 0.1; divided by 1e-8 that would be a gradient out of nothing."""
     assert batch_advantage(record([0.1] * 7)).abs().max() < 1e-6
+
+
+def test_members_of_a_pair_are_each_other_s_baseline() -> None:
+    found = pair_advantage(record([8.0, 2.0, 1.0, 4.0]))
+    assert found.tolist() == [[3.0] * 3, [-3.0] * 3, [-1.5] * 3, [1.5] * 3]
+
+
+def test_pairs_estimate_the_same_gradient_with_less_noise_and_cancel_any_baseline() -> None:
+    # a ~ N(theta, 1), r = a² + 5 c with c ~ N(0, 1) of the state: the gradient of E[r] is 2 theta. log pi' = z.
+    theta, generator = 0.7, torch.Generator().manual_seed(0)
+    z, state = (torch.randn(100_000, generator=generator, dtype=torch.float64) for _ in range(2))
+    noise = torch.stack([z, -z], 1)
+    reward = (theta + noise).square() + 5 * state[:, None]
+    advantage = pair_advantage(record(reward.flatten().tolist()))[:, 0].double().unflatten(0, (-1, 2))
+    paired = (advantage * noise).mean(1)
+    assert paired.mean().item() == pytest.approx(2 * theta, abs=0.02)
+    with_baseline = ((reward - 3.3 * state[:, None]) * noise).mean(1)  # a critic's, whatever it is
+    torch.testing.assert_close(paired, with_baseline, atol=1e-5, rtol=1e-5)
+    alone = ((reward[:, 0] - reward[:, 0].mean()) * z).var()  # r - mean of single trajectories
+    assert paired.var() < 0.15 * alone
 
 
 def test_gae_by_hand() -> None:

@@ -54,6 +54,30 @@ def test_rewards_are_those_of_the_decoded_ends_in_order(sd_folder: Path) -> None
     torch.testing.assert_close(batch.reward, torch.tensor(expected), atol=1e-6, rtol=0)
 
 
+def test_a_pair_differs_in_the_sign_of_one_step_s_noise_alone(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder, "sampling.pairs=true", "policy.advantage=pair", "sampling.steps=4")
+    full = problem.kernel
+    steps = set()
+    for iteration in range(6):
+        batch = collect(problem, iteration, forget=4)
+        (k,) = batch.stochastic.nonzero().flatten().tolist()
+        steps.add(k)
+        plus, minus = batch.x[0::2], batch.x[1::2]
+        assert batch.cond.prompts[0::2] == batch.cond.prompts[1::2]
+        assert torch.equal(plus[:, : k + 1], minus[:, : k + 1]) and not torch.equal(plus[:, k + 1], minus[:, k + 1])
+        guidance = problem.config.sampling.guidance
+        time = full.timesteps[k].expand(2)
+        prediction = problem.backbone.predict(plus[:, k], time, batch.cond[0::2], guidance=guidance)
+        step = full.step(prediction, plus[:, k], k)  # the Gaussian of the usual kernel: updates need no other
+        torch.testing.assert_close((plus[:, k + 1] + minus[:, k + 1]) / 2, step.mean, atol=1e-5, rtol=0)
+        torch.testing.assert_close(batch.log_prob[0::2, k], step.log_prob(plus[:, k + 1]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(batch.log_prob[0::2], batch.log_prob[1::2], atol=1e-5, rtol=0)
+        assert not batch.log_prob[:, [i for i in range(4) if i != k]].any()
+    assert len(steps) > 1
+    small = replace(problem, sizes=replace(problem.sizes, rollout=3))  # a batch may end within a pair
+    torch.testing.assert_close(collect(small, 5, forget=4).x, batch.x, atol=1e-4, rtol=1e-5)
+
+
 class Lengths(Brightness):
     """Knows prompts by their length: 0.05 a letter."""
 

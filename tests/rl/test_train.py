@@ -214,6 +214,19 @@ def test_gradient_variance_is_that_of_each_weighting_by_hand(sd_folder: Path, si
     assert all(parameter.grad is None for parameter in weights)
 
 
+def test_an_iteration_of_pairs_learns_from_one_step(sd_folder: Path) -> None:
+    problem = tiny_problem(sd_folder, "sampling.pairs=true", "policy.advantage=pair", "policy.normalise=true")
+    learner = tiny_learner(problem)
+    done = iterate(Memory(problem), learner, None)
+    assert float(done.record["policy/parity"]) <= 1e-5 and float(done.record["policy/gradient_norm"]) > 0
+    advantage = done.trajectory.advantage
+    assert advantage is not None and torch.equal(advantage[0::2], -advantage[1::2])
+    assert advantage.std(correction=0).item() == pytest.approx(1.0, abs=1e-2)
+    problem, learner = with_critic(sd_folder, "sampling.pairs=true", "diagnostics.every=1")
+    record = iterate(Memory(problem), learner, None).record
+    assert {"critic/loss", "variance/critic", "policy/parity"} <= record.keys()
+
+
 def test_exploration_is_told_apart_and_parity_is_of_the_policy_s_own(sd_folder: Path) -> None:
     problem = tiny_problem(sd_folder, "sampling.explore=0.5")
     done = iterate(Memory(problem), tiny_learner(problem), None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.gradient_signal import alone, cosine, figures, low_frequencies, resampled, shard_gradients, slopes
+from benchmarks.gradient_signal import cosine, figures, low_frequencies, resampled, shard_gradients, slopes
 from cgru.lora.train import attach
 from cgru.mdp.kernel import Gaussian, ddim_kernel
 from cgru.mdp.trajectory import Conditioning
@@ -53,10 +53,10 @@ def test_a_kernel_with_one_noisy_step() -> None:
     tables = {"final_alpha": 1.0, "eta": 1.0, "prediction_type": "epsilon"}
     alphas, times = torch.linspace(0.999, 0.01, 100), torch.tensor([80, 60, 40, 20])
     whole, first = ddim_kernel(alphas, times, **tables), ddim_kernel(alphas, times, **tables, noisy_steps=1)  # type: ignore[arg-type]
-    found = alone(whole, 0)
+    found = whole.only(0)
     torch.testing.assert_close(found.std, first.std)
     torch.testing.assert_close(found.direction, first.direction)
-    assert alone(whole, 2).stochastic.tolist() == [False, False, True, False]
+    assert whole.only(2).stochastic.tolist() == [False, False, True, False]
 
 
 def test_low_frequencies_are_the_log_prob_of_a_projection() -> None:

@@ -1,13 +1,13 @@
 """Text-to-image models behind one protocol (`base.Backbone`); diffusers is imported only in this folder."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cgru.backbones.base import Backbone, failing, lacking, networks_of, one_line, parse_dtype, pick_device
+from cgru.backbones.base import Backbone, one_line, parse_dtype, pick_device
+from cgru.backbones.trial import failing, lacking
 from cgru.catalog import MODELS, place_of, resolve
 from cgru.config import is_code
 
@@ -74,31 +74,21 @@ def _own_loader(name: str) -> Callable[..., Any]:
     return load
 
 
-@contextmanager
-def _blamed(what: str) -> Iterator[None]:
+def _load_own(name: str, device: torch.device, dtype: torch.dtype) -> Backbone:
+    load = _own_loader(name)
     try:
-        yield
+        found = load(name, device=device, dtype=dtype)
+        problem = lacking(found)
     except torch.OutOfMemoryError:
         raise  # smaller batches or another device may help
     except (Exception, SystemExit) as error:  # a stranger's code may raise anything, or try to end the program
         why = f"{type(error).__name__}: {one_line(error)}{place_of(error)}"
-        raise ValueError(f"{what} failed ({why}); correct it.") from error
-
-
-def _load_own(name: str, device: torch.device, dtype: torch.dtype) -> Backbone:
-    load = _own_loader(name)
-    with _blamed(f"the loader of model {name!r}"):
-        found = load(name, device=device, dtype=dtype)
-        problem = lacking(found)
-    if problem is None:
-        with _blamed(f"a trial of model {name!r}"):
-            problem = failing(found)
+        raise ValueError(f"the loader of model {name!r} failed ({why}); correct it.") from error
+    problem = problem or failing(found)
     if problem is not None:
         raise ValueError(
             f"model {name!r} is a {type(found).__name__} {problem}; allowed: a cgru.backbones.base.Backbone. See "
             "docs/add-a-backbone.md."
         )
     model: Backbone = found
-    for network in (*networks_of(model).values(), model.decoder):
-        network.requires_grad_(False).eval()
     return model

@@ -9,7 +9,7 @@ model that draws in grey. Device and dtype are chosen only here.
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -68,63 +68,6 @@ class Backbone(Protocol):
 
     def encode(self, images: Tensor, *, batch_size: int | None = None) -> Tensor:
         """Turn images into latents (the posterior's mean)."""
-
-
-PARTS: Mapping[str, type] = {
-    "name": str,
-    "latent_shape": tuple,
-    "denoiser": nn.Module,
-    "decoder": nn.Module,
-    "device": torch.device,
-    "dtype": torch.dtype,
-}
-"""What a backbone has beside its methods."""
-METHODS = ("encode_text", "predict", "kernel", "decode", "encode")
-
-
-def lacking(model: object) -> str | None:
-    """Why an object is not a `Backbone`, as a phrase that follows its name; None if it is one."""
-    kinds: dict[str, Any] = {**PARTS, **dict.fromkeys(METHODS, Callable)}
-    for name, kind in kinds.items():
-        if not hasattr(model, name):  # not isinstance: it does not look into an nn.Module's own modules
-            return f"without {name!r}"
-        if not isinstance(part := getattr(model, name), kind):
-            return f"whose {name!r} is a {type(part).__name__}, not a {kind.__name__}"
-        if name == "latent_shape" and not (part and all(isinstance(n, int) and n > 0 for n in part)):
-            return f"whose 'latent_shape' is {part}, not numbers of at least 1"
-    return None
-
-
-@torch.no_grad()
-def failing(model: Any) -> str | None:  # noqa: ANN401 - what `lacking` has let pass
-    """What a backbone's methods return wrongly, as a phrase that follows its name; None if all is correct.
-
-    Tries the user's own model with one prompt, one step and one picture before anything is written.
-    """
-    own = unwrapped(model)
-    if isinstance(own, HasClasses) and not (
-        isinstance(own.classes, tuple | list) and own.classes and all(isinstance(name, str) for name in own.classes)
-    ):
-        return f"whose 'classes' are {own.classes!r:.60}, not a tuple of names"
-    condition = model.encode_text([*classes_of(model), ""][:1])
-    if not isinstance(condition, Conditioning):
-        return f"whose 'encode_text' returns a {type(condition).__name__}, not a Conditioning"
-    kernel = model.kernel(2, eta=0.0)
-    if not isinstance(kernel, ReverseKernel):
-        return f"whose 'kernel' returns a {type(kernel).__name__}, not a ReverseKernel"
-    shape = (1, *model.latent_shape)
-    x = torch.zeros(shape, device=model.device)
-    prediction = model.predict(x, kernel.timesteps[:1].to(model.device), condition, guidance=1.0)
-    if not isinstance(prediction, Tensor) or tuple(prediction.shape) != shape:
-        return f"whose 'predict' returns {_sized(prediction)}, not {shape} as the latent"
-    images = model.decode(x)
-    if not isinstance(images, Tensor) or images.ndim != 4 or len(images) != 1 or images.shape[1] not in (1, 3):
-        return f"whose 'decode' returns {_sized(images)}, not (1, 3, h, w), or (1, 1, h, w) in grey"
-    return None
-
-
-def _sized(value: object) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 @runtime_checkable

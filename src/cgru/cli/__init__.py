@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from cgru import distributed
 from cgru.catalog import own_mistake
 from cgru.cli.commands import PREPARE
 from cgru.cli.parse import parse
-from cgru.cli.terminal import NARROWEST
+from cgru.cli.terminal import NARROWEST, one_line
 from cgru.embedded import ROOT
 
 
@@ -48,18 +47,24 @@ def main(argv: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
         except ValueError as error:
             return fail(error)
         except OSError as error:
+            if error.strerror and not error.filename:  # no path to correct: stdout is closed or full
+                raise
             told = f"{error.strerror} ({str(error.filename)!r}); give another path." if error.strerror else str(error)
             return fail(told)
+        except SystemExit:  # --help and --version: written now, because Python would report a closed pipe at exit
+            sys.stdout.flush()
+            raise
         with _no_exit():
             code = work()
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `cgru list | head -1`; Python would report it again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_unwritten()
         return 1
     except ValueError as error:  # a damaged file that is read only during the work
         return fail(error)
     except OSError as error:
+        _drop_unwritten()
         place = f" ({str(error.filename)!r})" if error.filename else ""
         advice = "what is finished is kept. Make room or choose another --out, then run the same command again."
         return fail(f"{error.strerror or error}{place}; {advice}", code=1)
@@ -70,6 +75,14 @@ def main(argv: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     except KeyboardInterrupt:
         print("cgru: interrupted; an evaluation continues with the same command.", file=sys.stderr)
         return 130
+
+
+def _drop_unwritten() -> None:
+    """Drop what stdout does not take; Python would report it again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -90,13 +103,8 @@ def check_text(arguments: Sequence[str]) -> None:
             raise ValueError(f"{word!r} is not UTF-8; allowed: UTF-8 text. Set your terminal or script to UTF-8.")
 
 
-LONG_WORD = re.compile(r"(\S{200})\S{300,}")
-"""A very long word in a message, such as the contents of a file given by mistake; only its start is printed."""
-
-
 def fail(error: Exception | str, code: int = 2) -> int:
     """Print one line on stderr and return the exit code. Of several failing processes, only the main one prints."""
-    text = LONG_WORD.sub(r"\1 ...", " ".join(str(error).split()))
     distributed.defer_to_main()
-    print(distributed.signed(text), file=sys.stderr)
+    print(distributed.signed(one_line(error)), file=sys.stderr)
     return code

@@ -51,12 +51,12 @@ class Progress:
         if "iteration" not in record:
             return
         self.times.append(time.monotonic())
-        self.done = int(record["iteration"]) + 1
+        self.done = int(_number(record, "iteration")) + 1
         for key in FIGURES.keys() & record.keys():
-            self.figure, self.value = FIGURES[key], float("nan") if record[key] is None else float(record[key])
+            self.figure, self.value = FIGURES[key], float("nan") if record[key] is None else _number(record, key)
             better = max if self.figure == "reward" else min
             self.best = better(self.value, self.best) if self.best == self.best else self.value
-        self.shares |= {key: float(record[key]) for key in SHARES if key in record}
+        self.shares |= {key: _number(record, key) for key in SHARES if key in record}
 
     @property
     def left(self) -> float | None:
@@ -71,6 +71,13 @@ class Progress:
         """The newest strip of sample pictures, or the folder for them."""
         found = sorted((self.folder / "samples").glob("[0-9]*.png"))
         return found[-1] if found else self.folder / "samples"
+
+
+def _number(record: Record, key: str) -> float:
+    value = record[key]
+    if not isinstance(value, int | float):  # a user's own method may log anything
+        raise ValueError(f"cannot show {key!r} = {value!r:.60}; allowed: a number. Log texts under another key.")
+    return float(value)
 
 
 @contextlib.contextmanager

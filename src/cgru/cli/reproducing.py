@@ -46,19 +46,40 @@ def prepare_reproduce(options: Reproduce, root: Path) -> Callable[[], int]:
     if not DEVICE.fullmatch(options.device):
         raise ValueError(f"--device {options.device!r}; allowed: auto, cpu, cuda, cuda:1, ... Give one of these.")
     out = options.out or Path("runs") / f"reproduce-{scale.name}"
+    quiet_libraries()
+    check_cells(cells, options.device)  # report a bad setting now, not after an hour
     if options.dry_run:
         return lambda: dry_run(cells, out, options.device, options.json)
-    quiet_libraries()
     from cgru.evaluation.store import check_writable
     from cgru.experiments.local_runner import check_free
-    from cgru.pipeline.unlearning import check
 
-    for cell in cells:
-        if cell.concept is not None and not cell.missing:
-            check(config_of(cell, options.device))  # report a bad setting now, not after an hour
     check_writable(out)
     check_free(out)
     return lambda: _work(options, cells, out, only)
+
+
+def check_cells(cells: Sequence[Cell], device: str) -> None:
+    """Check each run as `cgru unlearn` would, assuming that all nodes are installed like this machine.
+
+    A shipped, local or cached model is not loaded. One's own is, once, because only then it says what prompts it reads.
+    """
+    from cgru.backbones import is_own_loader, load_model
+    from cgru.pipeline.unlearning import check, oom_as_message
+    from cgru.rl.oom_retry import clear_memory
+    from cgru.rl.preflight import check_accepted
+
+    configs = [config_of(cell, device) for cell in cells if cell.concept is not None and not cell.missing]
+    for config in configs:
+        check(config)
+    own = [config for config in configs if is_own_loader(config.model)]
+    for name, dtype in dict.fromkeys((config.model, config.dtype) for config in own):
+        with oom_as_message():
+            backbone = load_model(name, dtype=dtype)  # the device of a sweep may be another node's
+        for config in own:
+            if (config.model, config.dtype) == (name, dtype):
+                check_accepted(config, backbone)
+        del backbone
+        clear_memory()
 
 
 def dry_run(cells: Sequence[Cell], out: Path, device: str, as_json: bool) -> int:

@@ -14,12 +14,11 @@ from cgru.catalog import unknown
 from cgru.cli import options as asked
 from cgru.cli.parse import SETTING
 from cgru.cli.progress_run import duration
-from cgru.cli.reproducing import dry_run
-from cgru.cli.terminal import names_of, show
+from cgru.cli.reproducing import check_cells, dry_run
+from cgru.cli.terminal import names_of, one_line, show
 from cgru.experiments.cells import Cell
 from cgru.experiments.cluster import Share, check_installed, check_share
 from cgru.experiments.local_runner import last_line
-from cgru.experiments.settings import config_of
 from cgru.experiments.sweep import Sweep, benchmark_of, plan
 from cgru.quiet import quiet_libraries
 
@@ -38,7 +37,7 @@ def prepare_sweep(options: asked.Sweep, root: Path) -> Callable[[], int]:
     check_share(options.share)
     quiet_libraries()
     cells = plan(sweep, root)
-    _check_configs(cells, options.device)
+    check_cells(cells, options.device)
     if options.dry_run:
         return lambda: dry_run(cells, options.out, options.device, options.json)
     from cgru.evaluation.store import check_writable
@@ -86,15 +85,6 @@ def _check_options(options: asked.Sweep) -> None:
         raise ValueError(unknown("device", options.device, DEVICES, "Which GPU a run gets is Ray's choice."))
 
 
-def _check_configs(cells: Sequence[Cell], device: str) -> None:
-    """Check each run as `cgru unlearn` would, assuming that all nodes are installed like this machine."""
-    from cgru.pipeline.unlearning import check
-
-    for cell in cells:
-        if cell.concept is not None:
-            check(config_of(cell, device))
-
-
 def _check_benchmarks(cells: Sequence[Cell], root: Path) -> None:
     """Refuse a target that does not suit the benchmark now, not after the training."""
     for measure in dict.fromkeys(measure for cell in cells for measure in cell.measures):
@@ -117,7 +107,7 @@ def work(options: asked.Sweep, cells: Sequence[Cell], share: Share) -> int:
         print(f"cgru: interrupted; the same command continues {str(options.out)!r}.", file=sys.stderr)
         return 130
     except (ValueError, ConnectionError) as error:  # another sweep took the folder meanwhile; the cluster is gone
-        print(f"cgru: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"cgru: {one_line(error)}", file=sys.stderr)
         return 1
     return tell(options, records, time.monotonic() - begun)
 

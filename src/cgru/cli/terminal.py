@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,13 @@ EVERY = 60.0
 """Seconds between two lines of progress where no bar is shown."""
 NARROWEST = 60
 """Columns: in a narrower table words would be one letter wide."""
+LONG_WORD = re.compile(r"(\S{200})\S{100,}")
+"""A very long word in a message, such as the contents of a file given by mistake; only its start is printed."""
+
+
+def one_line(message: Exception | str) -> str:
+    """A message for stderr: in one line, with very long words cut."""
+    return LONG_WORD.sub(r"\1 ...", " ".join(str(message).split()))
 
 
 def show(record: Mapping[str, Any], as_json: bool, tell: Callable[[Console], None]) -> int:

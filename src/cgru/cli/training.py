@@ -16,7 +16,7 @@ from cgru.atomic_io import atomic_write
 from cgru.catalog import own_mistake
 from cgru.cli.options import Curves, Export, Resume, Unlearn
 from cgru.cli.progress_run import duration, following
-from cgru.cli.terminal import names_of, show
+from cgru.cli.terminal import names_of, one_line, show
 from cgru.config import RunConfig, is_code, named_code, refuse_unnamed_code, to_dict
 from cgru.edit_folder import read_note
 from cgru.embedded import EMBEDDED, proof_of
@@ -181,14 +181,14 @@ def _silently(attempt: _Attempt) -> Iterator[None]:
             raise
         why, attempt.code = told, 2
     distributed.defer_to_main()
-    print(distributed.signed(" ".join(why.split())), file=sys.stderr)
+    print(distributed.signed(one_line(why)), file=sys.stderr)
 
 
 def _stopped(config: RunConfig, folder: Path, why: str, code: int) -> int:
     # The folder holds everything up to the last checkpoint. User code must be named again on the command line.
     own = "".join(f" --code {name}" for name in named_code(config))
     way = f" Continue with: cgru resume {shlex.quote(str(folder))}{own}" if (folder / "manifest.json").is_file() else ""
-    print(f"cgru: {' '.join(why.split())}{'.' if not why.endswith('.') else ''}{way}", file=sys.stderr)
+    print(f"cgru: {one_line(why)}{'.' if not why.endswith('.') else ''}{way}", file=sys.stderr)
     return code
 
 
@@ -215,8 +215,8 @@ def outcome(run: Run) -> dict[str, Any]:
 
 
 def _ends(metrics: Sequence[Mapping[str, Any]], key: str) -> list[Any] | None:
-    """The first and the last value of a metric; None if the method does not log it."""
-    found = [row[key] for row in metrics if key in row]
+    """The first and the last value of a metric; None if the method does not log it. Texts are refused when logged."""
+    found = [row[key] for row in metrics if key in row and not isinstance(row[key], str)]
     return [found[0], found[-1]] if found else None
 
 

@@ -85,7 +85,7 @@ def _of_the_critic(config: RLConfig) -> list[tuple[bool, str]]:
         (
             config.policy.advantage in ("critic", "gae") and not has_critic,
             f"policy.advantage is {config.policy.advantage!r} and critic.kind 'none'; allowed without a critic: batch, "
-            "per-prompt. Choose one of these, or a critic.",
+            "per-prompt, pair. Choose one of these, or a critic.",
         ),
         (
             config.critic.kind in ("latent", "none")
@@ -156,6 +156,22 @@ def _of_the_batch(config: RLConfig) -> list[tuple[bool, str]]:
             policy.normalise_floor > 0 and not policy.normalise,
             f"policy.normalise_floor is {policy.normalise_floor} and policy.normalise false; allowed: 0 where "
             "nothing is divided. Set policy.normalise=true.",
+        ),
+        (
+            policy.advantage == "pair" and not config.sampling.pairs,
+            "policy.advantage is 'pair' and sampling.pairs false; allowed: pairs, or another advantage. Set "
+            "sampling.pairs=true.",
+        ),
+        (
+            config.sampling.pairs and (policy.trajectories % 2 == 1 or share > 0 or config.sampling.explore > 0),
+            f"sampling.pairs is true, policy.trajectories {policy.trajectories}, retention.share {share} and "
+            f"sampling.explore {config.sampling.explore}; allowed: an even number of trajectories of the concept's own "
+            "prompts. Set the other two to 0.",
+        ),
+        (
+            config.sampling.pairs and policy.step_choice != "each",
+            f"sampling.pairs is true and policy.step_choice {policy.step_choice!r}; allowed: each, since an iteration "
+            "has one noisy step. Set policy.step_choice=each.",
         ),
         (
             policy.updates > policy.trajectories,

@@ -39,6 +39,10 @@ class SamplingConfig:
     eta: PositiveShare = 1.0
     """DDIM's eta, above 0 and up to 1 (ancestral, as in DDPO). At 0 no step would be random, so nothing could be
     learned."""
+    pairs: bool = False
+    """Draw trajectories in pairs: an iteration has noise in one of the noisy steps, another one each time, and a pair
+    differs in the sign of that noise alone. With policy.advantage=pair each member is the other's baseline, which
+    leaves far less noise in the gradient than any baseline that sees the state alone (docs/unlearning.md)."""
     explore: Decay = 0.0
     """Share, 0 to below 1, of the forget trajectories that are sampled for a retain prompt and relabelled with the
     forget prompt. They show behaviour that noise around a confident policy never finds. For method anchored; 0 (paper):
@@ -252,12 +256,13 @@ class PolicyConfig:
     """Half-width of the ratio's range around 1, in the paper's units: at 16,384 latent dimensions (paper: 1e-4)."""
     clip_mode: Literal["pessimistic", "hard"] = "pessimistic"
     """pessimistic: PPO's, the worse of clipped and unclipped objective; hard: the clamped ratio alone."""
-    advantage: Literal["critic", "batch", "per-prompt", "gae"] = "critic"
-    """critic: r - V (the paper); batch, per-prompt: DDPO's normalised rewards; gae: GAE along the denoising chain."""
+    advantage: Literal["critic", "batch", "per-prompt", "gae", "pair"] = "critic"
+    """critic: r - V (the paper); batch, per-prompt: DDPO's normalised rewards; gae: GAE along the denoising chain;
+    pair: half the difference to the other member of a pair (sampling.pairs)."""
     advantage_clamp: Positive = 5.0
     """Normalised advantages (batch, per-prompt) are clamped to ± this, in standard deviations."""
     normalise: bool = False
-    """Divide critic and gae advantages by their standard deviation over the batch."""
+    """Divide critic, gae and pair advantages by their standard deviation over the batch."""
     normalise_floor: Share = 0.0
     """Least standard deviation that is divided by, as a share 0..1 of the reward's range: below it advantages shrink
     with the reward's spread, and its noise is not blown up to unit size. 0: none."""

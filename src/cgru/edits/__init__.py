@@ -6,7 +6,7 @@ the text encoders. `hook`: a function around the text embedding or the predictio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,14 @@ from cgru.edit_folder import (
     LORA_FILE,
     NOTE_FILE,
     WEIGHTS_FILE,
+    Kind,
     Note,
     base_model,
     find_edit,
     is_run,
     read_note,
 )
-from cgru.edits.base import Edit, model_fingerprint
+from cgru.edits.base import Edit, Shapes, dtype_of, model_fingerprint, other_base, shapes_of
 from cgru.edits.hook import HookEdit
 from cgru.edits.lora import LoraEdit
 from cgru.edits.weights import WeightsEdit, trained_values
@@ -34,20 +35,28 @@ __all__ = [
     "Edit",
     "HookEdit",
     "LoraEdit",
+    "Shapes",
     "WeightsEdit",
     "base_model",
+    "check_made",
+    "dtype_of",
     "find_edit",
     "is_run",
     "load_edit",
     "model_fingerprint",
+    "other_base",
     "read_note",
     "save_edit",
+    "shapes_of",
     "stack",
     "trained_values",
 ]
 
 ORDER = ("weights", "lora", "hook")
 """A LoRA renames the layers it is put on, and a hook must see the network as it will be."""
+
+CLASSES: Mapping[Kind, type] = {"lora": LoraEdit, "weights": WeightsEdit, "hook": HookEdit}
+"""What `load_edit` makes of each kind."""
 
 
 def load_edit(path: str | Path, *, allow_hooks: Sequence[str] = ()) -> Edit:
@@ -70,6 +79,29 @@ def load_edit(path: str | Path, *, allow_hooks: Sequence[str] = ()) -> Edit:
     edit: WeightsEdit | LoraEdit
     edit = WeightsEdit.read(folder / WEIGHTS_FILE) if note.kind == "weights" else LoraEdit.read(folder / LORA_FILE)
     return replace(edit, base_fingerprint=note.base_fingerprint, parameters=note.parameters)
+
+
+def check_made(edit: object, method: str, backbone: Backbone, shapes: Shapes) -> Edit:
+    """The edit that a method returned; ValueError, naming the method, if it could not be stored, loaded and applied.
+
+    The model's fingerprint is not compared, because a method may train in place.
+
+    Args:
+        edit: what its `run` returned.
+        method: its name.
+        backbone: the model that it got.
+        shapes: `shapes_of` the model's networks before it ran.
+    """
+    said, advice = f"method {method!r} returned a", "Correct its run function."
+    if not isinstance(edit, Edit):
+        allowed = "allowed: an Edit (cgru.edits: LoraEdit, WeightsEdit or HookEdit)"
+        raise ValueError(f"{said} {type(edit).__name__}; {allowed}. {advice}")
+    if edit.kind not in CLASSES or not isinstance(edit, CLASSES[edit.kind]):
+        allowed = ", ".join(f"{kind} (a {made.__name__})" for kind, made in CLASSES.items())
+        raise ValueError(f"{said} {type(edit).__name__} of kind {edit.kind!r}; allowed: {allowed}. {advice}")
+    if (why := edit.misfit(backbone, shapes)) is not None:
+        raise ValueError(f"{said} wrong edit: {why.rstrip('.')}. {advice}")
+    return edit
 
 
 def save_edit(edit: Edit, folder: Path, *, base: str, base_fingerprint: str | None, method: str, concept: str) -> Note:

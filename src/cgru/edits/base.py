@@ -14,8 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from cgru.backbones.base import Backbone, networks_of
-from cgru.edit_folder import Kind
+from cgru.backbones.base import DTYPES, Backbone, networks_of
+from cgru.edit_folder import ADVICE, Kind
+
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
+"""Role of a network ("denoiser", "text_encoder", ...) -> parameter name -> shape."""
 
 SAMPLED = 256
 """Number of values of each tensor that enter `model_fingerprint`."""
@@ -48,6 +51,14 @@ class Edit(Protocol):
     def check(self, backbone: Backbone) -> None:
         """Raise a one-line ValueError if the edit belongs to another model."""
 
+    def misfit(self, backbone: Backbone, shapes: Shapes) -> str | None:
+        """What the model lacks for the edit, as a sentence without advice; None if it fits. No fingerprint is compared.
+
+        Args:
+            backbone: the model; a method may have trained it in place.
+            shapes: `shapes_of` its networks before that.
+        """
+
     def applied(self, backbone: Backbone, *, checked: bool = False) -> AbstractContextManager[Backbone]:
         """The backbone with the edit; on exit, also after an error, every bit is restored. Calls `check` unless
         `checked`."""
@@ -77,26 +88,40 @@ def model_fingerprint(backbone: Backbone) -> str:
     return f"{str(backbone.dtype).removeprefix('torch.')}:{digest.hexdigest()}"
 
 
-def check_base(backbone: Backbone, expected: str | None) -> None:
-    """Refuse a model other than the one an edit was made for; models loaded in another dtype cannot be compared."""
+def dtype_of(fingerprint: str | None) -> torch.dtype:
+    """The dtype in which a model must be loaded to be compared with a fingerprint; float32 if there is none."""
+    name = "float32" if fingerprint is None else fingerprint.partition(":")[0]
+    known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+    if name not in known:
+        raise ValueError(f"the edit's base has the dtype {name!r}; allowed: {', '.join(known)}. {ADVICE}")
+    return known[name]
+
+
+def other_base(backbone: Backbone, expected: str | None) -> str | None:
+    """That a model is not the one an edit was made for, as a sentence without advice.
+
+    None if it is, or if this is unknown: without a fingerprint, or for a model loaded in another dtype.
+    """
     if expected is None:
-        return
+        return None
     found = model_fingerprint(backbone)
-    if found.partition(":")[0] == expected.partition(":")[0] and found != expected:
-        raise ValueError(
-            f"the edit was made for another model than {backbone.name!r} (fingerprint {_short(expected)}, this one has "
-            f"{_short(found)}); give its own base with --model."
-        )
+    if found == expected or found.partition(":")[0] != expected.partition(":")[0]:
+        return None
+    return (
+        f"the edit was made for another model than {backbone.name!r} (fingerprint {_short(expected)}, this one has "
+        f"{_short(found)})"
+    )
 
 
-def check_names(deltas: Mapping[str, Tensor], network: nn.Module, role: str) -> None:
-    """Every tensor must belong to a parameter of the network, of the same shape."""
-    parameters = dict(network.named_parameters())
-    for name, delta in deltas.items():
-        own = tuple(parameters[name].shape) if name in parameters else None
-        if own != tuple(delta.shape):
-            why = "no such parameter" if own is None else f"the model's is {own}, the edit's {tuple(delta.shape)}"
-            raise ValueError(f"the edit does not fit the model at '{role}.{name}' ({why}); give its own base.")
+def check_base(backbone: Backbone, expected: str | None) -> None:
+    """Refuse a model other than the one an edit was made for."""
+    if (why := other_base(backbone, expected)) is not None:
+        raise ValueError(f"{why}; give its own base with --model.")
+
+
+def shapes_of(networks: Mapping[str, nn.Module]) -> Shapes:
+    """Names and shapes of all parameters that a `weights` edit may change."""
+    return {role: {name: tuple(p.shape) for name, p in net.named_parameters()} for role, net in networks.items()}
 
 
 def _sampled(tensor: Tensor) -> Any:  # noqa: ANN401 - numpy array of bytes

@@ -15,15 +15,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from cgru import catalog
 from cgru.atomic_io import atomic_write
-from cgru.backbones.base import Backbone, one_line
+from cgru.backbones.base import Backbone, classes_of, one_line
 from cgru.edit_folder import HOOK_FILE, Kind, fingerprint_of
-from cgru.edits.base import check_base
+from cgru.edits.base import Shapes, check_base
+from cgru.mdp.trajectory import Conditioning
 
 Value = float | int | str | bool | list[Any]
 
@@ -89,6 +91,13 @@ class HookEdit:
         check_base(backbone, self.base_fingerprint)
         self._hooked(backbone)
 
+    def misfit(self, backbone: Backbone, shapes: Shapes) -> str | None:
+        """Why the hook cannot be made for this model, or what it returns wrongly in the first step of a drawing."""
+        try:
+            return catalog.call_own("hook", self.name, self._failing, backbone)
+        except (ValueError, OSError) as error:
+            return str(error)
+
     @contextmanager
     def applied(self, backbone: Backbone, *, checked: bool = False) -> Iterator[Backbone]:
         """A backbone that wraps the given one, which is not changed."""
@@ -115,6 +124,20 @@ class HookEdit:
 
     def _data(self) -> bytes | None:
         return save(dict(self.tensors)) if self.tensors else None
+
+    @torch.no_grad()
+    def _failing(self, backbone: Backbone) -> str | None:
+        hooked = self._hooked(backbone)
+        cond = hooked.encode_text([*classes_of(hooked), "a picture"][:1])
+        if not isinstance(cond, Conditioning):
+            return f"the text embedding of the hook {self.name!r} is a {type(cond).__name__}; allowed: a Conditioning"
+        kernel = hooked.kernel(2, eta=0.0)
+        x, time = torch.zeros((1, *hooked.latent_shape), device=hooked.device), kernel.timesteps[:1].to(hooked.device)
+        found: object = hooked.predict(x, time, cond, guidance=2.0 if cond.unconditional else 1.0)
+        if isinstance(found, Tensor) and found.shape == x.shape:
+            return None
+        given = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        return f"the prediction of the hook {self.name!r} is {given}; allowed: a tensor of shape {tuple(x.shape)}"
 
     def _hooked(self, backbone: Backbone) -> Backbone:
         if ":" in self.name and not self.is_allowed:

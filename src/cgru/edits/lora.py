@@ -15,7 +15,7 @@ from torch import nn
 from cgru.atomic_io import atomic_write
 from cgru.backbones.base import Backbone
 from cgru.edit_folder import LORA_FILE, Kind
-from cgru.edits.base import check_base
+from cgru.edits.base import Shapes, check_base
 from cgru.lora.file import check_fits, fuse_lora, lora_applied, read_lora
 
 
@@ -53,6 +53,15 @@ class LoraEdit:
         """Check that the denoiser has every layer that the file names, with the same sizes."""
         check_base(backbone, self.base_fingerprint)
         check_fits(backbone.denoiser, self.lora)
+
+    def misfit(self, backbone: Backbone, shapes: Shapes) -> str | None:
+        """The first layer that the denoiser does not have, or has in another size; a LoRA that is on it does not
+        count."""
+        try:
+            check_fits(backbone.denoiser, self.lora)
+        except ValueError as error:
+            return str(error).partition("; give its own base")[0]
+        return None
 
     @contextmanager
     def applied(self, backbone: Backbone, *, checked: bool = False) -> Iterator[Backbone]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from cgru.atomic_io import atomic_write
 from cgru.backbones.base import Backbone, networks_of, one_line
 from cgru.edit_folder import WEIGHTS_FILE, Kind
-from cgru.edits.base import check_base, check_names
+from cgru.edits.base import Shapes, check_base, shapes_of
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 """Role of a network ("denoiser", "text_encoder", ...) -> parameter name -> tensor."""
@@ -97,6 +97,10 @@ class WeightsEdit:
         check_base(backbone, self.base_fingerprint)
         self._check_networks(networks_of(backbone), backbone.name)
 
+    def misfit(self, backbone: Backbone, shapes: Shapes) -> str | None:
+        """The first network that the model does not have, or parameter that its network does not have."""
+        return self._misfit(shapes, backbone.name)
+
     @contextmanager
     def applied(self, backbone: Backbone, *, checked: bool = False) -> Iterator[Backbone]:
         """The same backbone object, its parameters W + delta inside the `with` block, summed in float32."""
@@ -138,13 +142,19 @@ class WeightsEdit:
         return save(flat)  # sorted by name, so equal edits are equal bytes
 
     def _check_networks(self, networks: Mapping[str, nn.Module], model: str) -> None:
-        if missing := sorted(self.deltas.keys() - networks.keys()):
-            raise ValueError(
-                f"the edit changes the {missing[0]!r} and the model {model!r} has {', '.join(sorted(networks))}; give "
-                "its own base."
-            )
+        if (why := self._misfit(shapes_of(networks), model)) is not None:
+            raise ValueError(f"{why}; give its own base.")
+
+    def _misfit(self, shapes: Shapes, model: str) -> str | None:
+        if missing := sorted(self.deltas.keys() - shapes.keys()):
+            return f"the edit changes the {missing[0]!r} and the model {model!r} has {', '.join(sorted(shapes))}"
         for role, own in self.deltas.items():
-            check_names(own, networks[role], role)
+            for name, delta in own.items():
+                given, found = tuple(delta.shape), shapes[role].get(name)
+                if given != found:
+                    why = "no such parameter" if found is None else f"the model's is {found}, the edit's {given}"
+                    return f"the edit does not fit the model at '{role}.{name}' ({why})"
+        return None
 
 
 def trained_values(networks: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:

@@ -8,7 +8,7 @@ indices count from 0 (at x_T) to len(kernel) - 1 (the step that yields x_0). Thi
 # ruff: noqa: F722, F821 - jaxtyping shapes are strings, not forward references
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
@@ -105,6 +105,13 @@ class DDIMKernel:
             direction=self.direction.to(device),
             prediction_type=self.prediction_type,
         )
+
+    def only(self, index: int) -> "DDIMKernel":
+        """Return the kernel with noise at one step, whose Gaussian stays; the other steps become deterministic."""
+        std = torch.zeros_like(self.std)
+        std[index] = self.std[index]
+        direction = torch.where(std > 0, self.direction, (1 - self.alpha_prev).sqrt())
+        return replace(self, std=std, direction=direction)
 
     def step(
         self, prediction: Float[Tensor, "n *d"], x: Float[Tensor, "n *d"], index: int | Int[Tensor, " n"]

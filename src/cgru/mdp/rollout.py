@@ -58,6 +58,7 @@ def rollout(
     kernel: ReverseKernel,
     guidance: float,
     batch_size: int | None = None,
+    mirrored: Sequence[bool] = (),
     keep_x0: bool = False,
 ) -> Trajectory:
     """Sample one trajectory per (prompt, seed) and keep all states with their log-probs.
@@ -69,10 +70,15 @@ def rollout(
         kernel: the sampler, on the backbone's device.
         guidance: scale of classifier-free guidance; none if at most 1.
         batch_size: samples denoised at once; None means all.
+        mirrored: for each sample whether the noise of its steps changes sign; x_T does not. Empty: of none.
         keep_x0: also store the clean latent that each step's prediction implies.
     """
-    batches = _batches(cond, seeds, batch_size)
-    return Trajectory.cat([_collect(backbone, c, s, kernel, guidance, keep_x0) for c, s in batches])
+    signs = [-1 if is_mirrored else 1 for is_mirrored in mirrored or [False] * len(seeds)]
+    parts, start = [], 0
+    for c, s in _batches(cond, seeds, batch_size):
+        parts.append(_collect(backbone, c, s, kernel, guidance, keep_x0, signs[start : start + len(s)]))
+        start += len(s)
+    return Trajectory.cat(parts)
 
 
 @torch.no_grad()
@@ -102,11 +108,18 @@ def rescore(backbone: Predictor, steps: Steps, *, kernel: ReverseKernel, guidanc
 
 
 def _denoise(
-    backbone: Predictor, cond: Conditioning, seeds: Sequence[int], kernel: ReverseKernel, guidance: float
+    backbone: Predictor,
+    cond: Conditioning,
+    seeds: Sequence[int],
+    kernel: ReverseKernel,
+    guidance: float,
+    signs: Sequence[int] = (),
 ) -> Iterator[_Transition]:
     # A kernel without noise (eta 0) uses only x_T.
     has_noise = bool(kernel.stochastic.any())
     drawn = torch.stack([noise_for(seed, backbone.latent_shape, len(kernel) * has_noise) for seed in seeds])
+    if -1 in signs:
+        drawn[:, 1:] *= torch.tensor(signs).view(-1, *[1] * (drawn.ndim - 1))
     # Moved in one copy: a copy in each step would make the host wait for the step before.
     noise = drawn.to(backbone.device)
     x = noise[:, 0]
@@ -121,10 +134,16 @@ def _denoise(
 
 
 def _collect(
-    backbone: Predictor, cond: Conditioning, seeds: Sequence[int], kernel: ReverseKernel, guidance: float, keep_x0: bool
+    backbone: Predictor,
+    cond: Conditioning,
+    seeds: Sequence[int],
+    kernel: ReverseKernel,
+    guidance: float,
+    keep_x0: bool,
+    signs: Sequence[int],
 ) -> Trajectory:
     states, log_probs, clean = [], [], []
-    for index, step in enumerate(_denoise(backbone, cond, seeds, kernel, guidance)):
+    for index, step in enumerate(_denoise(backbone, cond, seeds, kernel, guidance, signs)):
         states += [step.x, step.next_x] if index == 0 else [step.next_x]
         log_probs.append(step.policy.log_prob(step.next_x))
         if keep_x0:

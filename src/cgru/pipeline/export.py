@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cgru.backbones import is_own_loader
-from cgru.backbones.base import parse_dtype
-from cgru.backbones.loading import resolve_source
-from cgru.edit_folder import NOTE_FILE, find_edit, is_run, read_note
-from cgru.edits import Edit, load_edit
+from cgru.backbones import is_own_loader, load_model
+from cgru.backbones.base import networks_of, parse_dtype
+from cgru.edit_folder import ADVICE, NOTE_FILE, find_edit, is_run, read_note
+from cgru.edits import Edit, dtype_of, load_edit, other_base, shapes_of
 from cgru.embedded import ROOT, model_source
 from cgru.lineage import NOTE, ROLES
 from cgru.lora.merge import save_merged
@@ -31,7 +30,7 @@ class Export:
 
 
 def prepare_export(run: str | Path, folder: str | Path, *, dtype: str | None = None, root: Path = ROOT) -> Export:
-    """Check that the edit can be merged and that the folder is free.
+    """Check that the edit can be merged into its own base and that the folder is free.
 
     Args:
         run: a finished run, or the folder of an edit with its edit.json.
@@ -54,7 +53,7 @@ def prepare_export(run: str | Path, folder: str | Path, *, dtype: str | None = N
             f"{str(run)!r} is of the model {source!r}, which is code of its own; allowed: diffusers models, since an "
             "export is a diffusers folder. Use the edit as it is."
         )
-    resolve_source(source)  # a base that is gone is said now
+    _check_base(run, source, edit)
     lineage = facts.pop("lineage")
     note = {**facts, "edit_sha256": edit.fingerprint, "lineage": lineage}
     return Export(source, edit, target, dtype, note)
@@ -62,19 +61,39 @@ def prepare_export(run: str | Path, folder: str | Path, *, dtype: str | None = N
 
 def _facts(run: str | Path) -> dict[str, Any]:
     """Concept, method, base and lineage: of a run, or of an edit folder, which does not know its lineage."""
-    file = find_edit(str(run)) if Path(run).is_dir() else None
-    if file is not None and file.name == NOTE_FILE and not is_run(run):
-        note = read_note(file.parent)
-        return {"concept": note.concept, "method": note.method, "base": note.base_model, "lineage": {}}
+    noted = _noted(run)
+    if noted and not is_run(run):
+        return {**noted, "lineage": {}}
     opened = Run.open(run)
-    recorded = opened.manifest["extra"]
-    lineage = {role: recorded[role] for role in ROLES if role in recorded}
-    return {
-        "concept": opened.config.concept,
-        "method": opened.config.method,
-        "base": opened.config.model,
-        "lineage": lineage,
-    }
+    config, recorded = opened.config, opened.manifest["extra"]
+    facts = {"concept": config.concept, "method": config.method, "base": config.model}
+    for key, value in noted.items():
+        if value != facts[key]:
+            raise ValueError(
+                f"the edit of {str(run)!r} has the {key} {value!r} in {NOTE_FILE} and {facts[key]!r} in config.yaml; "
+                f"allowed: the same in both. {ADVICE}"
+            )
+    return {**facts, "lineage": {role: recorded[role] for role in ROLES if role in recorded}}
+
+
+def _noted(run: str | Path) -> dict[str, str]:
+    """What edit.json says; empty for a run without one, whose edit is a LoRA file alone."""
+    file = find_edit(str(run)) if Path(run).is_dir() else None
+    if file is None or file.name != NOTE_FILE:
+        return {}
+    note = read_note(file.parent)
+    return {"concept": note.concept, "method": note.method, "base": note.base_model}
+
+
+def _check_base(run: str | Path, source: str, edit: Edit) -> None:
+    """Refuse a base that the edit was not made for, loaded as it was then so that fingerprints can be compared."""
+    backbone = load_model(source, device="cpu", dtype=dtype_of(edit.base_fingerprint))
+    why = other_base(backbone, edit.base_fingerprint) or edit.misfit(backbone, shapes_of(networks_of(backbone)))
+    if why is not None:
+        raise ValueError(
+            f"{str(run)!r} cannot be exported: {why}; allowed: the model that it was made for. Restore that model, or "
+            "make the edit again."
+        )
 
 
 def export(request: Export) -> Path:

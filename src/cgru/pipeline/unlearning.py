@@ -19,9 +19,9 @@ import torch
 
 from cgru import distributed
 from cgru.backbones import check_model, load_model
-from cgru.backbones.base import Backbone, classes_of, exact_float32, one_line
+from cgru.backbones.base import Backbone, classes_of, exact_float32, networks_of, one_line
 from cgru.config import RLConfig, RunConfig, refuse_unnamed_code
-from cgru.edits import Edit, model_fingerprint, save_edit
+from cgru.edits import Shapes, check_made, model_fingerprint, save_edit, shapes_of
 from cgru.lineage import ROLES
 from cgru.method import Method, find_method
 from cgru.pipeline.trackers import check_tracker
@@ -47,6 +47,8 @@ class Ready:
     backbone: Backbone
     fingerprint: str
     """Of the base model (`cgru.edits.model_fingerprint`)."""
+    shapes: Shapes
+    """Of the base model's parameters (`cgru.edits.shapes_of`): a method may leave the model with other ones."""
     prepared: Any = None
 
 
@@ -88,7 +90,8 @@ def load(config: RunConfig) -> Ready:
     """The model and the task alone, for a run that is continued."""
     backbone = load_model(config.model, device=config.device, dtype=config.dtype)
     task = task_for(config.concept, config.model, classes_of(backbone))
-    return Ready(config, find_method(config.method), task, backbone, model_fingerprint(backbone))
+    mark, shapes = model_fingerprint(backbone), shapes_of(networks_of(backbone))
+    return Ready(config, find_method(config.method), task, backbone, mark, shapes)
 
 
 def unlearn(
@@ -177,7 +180,7 @@ def _finish(run: Run, ready: Ready | None) -> None:
     method, config = ready.method, run.config
     given = {} if method.prepare is None else {"prepared": ready.prepared}
     edit = method.run(ready.backbone, ready.task, config, run, **given)
-    distributed.from_main(lambda: _save(run, edit, ready.fingerprint))
+    distributed.from_main(lambda: _save(run, edit, ready))
 
 
 def _reloaded(config: RunConfig) -> Ready:
@@ -188,13 +191,9 @@ def _reloaded(config: RunConfig) -> Ready:
     return load(config)
 
 
-def _save(run: Run, edit: object, fingerprint: str) -> None:
+def _save(run: Run, given: object, ready: Ready) -> None:
     config = run.config
-    if not isinstance(edit, Edit):
-        raise ValueError(
-            f"method {config.method!r} returned a {type(edit).__name__}; allowed: an Edit (cgru.edits: LoraEdit, "
-            "WeightsEdit or HookEdit). Correct its run function."
-        )
+    edit = check_made(given, config.method, ready.backbone, ready.shapes)
     known = run.manifest["extra"]
     if absent := {role: None for role in ROLES if role not in known}:  # networks that this training did not use
         run.annotate(**absent)
@@ -202,7 +201,7 @@ def _save(run: Run, edit: object, fingerprint: str) -> None:
         edit,
         run.path / "edit",
         base=config.model,
-        base_fingerprint=fingerprint,
+        base_fingerprint=ready.fingerprint,
         method=config.method,
         concept=config.concept,
     )

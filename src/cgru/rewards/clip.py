@@ -73,7 +73,7 @@ def has_own_clip(source: str | Path) -> bool:
 def _load_clip_model(origin: Path | str, device: str | torch.device) -> Clip:
     model = load_network(CLIPModel, origin).to(device)
     with reading(origin):
-        tokenizer = CLIPTokenizer.from_pretrained(origin)
+        tokenizer = CLIPTokenizer.from_pretrained(origin, trust_remote_code=False)
     longest = model.config.text_config.max_position_embeddings
     return Clip(
         look=lambda pixels: model.get_image_features(pixel_values=pixels).pooler_output,
@@ -89,7 +89,7 @@ def _load_pipeline_clip(folder: Path, device: str | torch.device) -> Clip:
     vision = load_network(CLIPVisionModelWithProjection, folder / "clip").to(device)
     text = load_network(CLIPTextModel, folder / "text_encoder").to(device)
     with reading(folder):
-        tokenizer = CLIPTokenizer.from_pretrained(folder, subfolder="tokenizer")
+        tokenizer = CLIPTokenizer.from_pretrained(folder, subfolder="tokenizer", trust_remote_code=False)
         stored = load_file(folder / "clip" / TEXT_PROJECTION)
     projection = stored["text_projection.weight"].float().to(device)
     size, longest = vision.config.image_size, text.config.max_position_embeddings

@@ -1,9 +1,10 @@
 """Advantages: the weight of each (trajectory, step) pair in the policy gradient, as functions of a Trajectory.
 
 `critic_advantage` is the paper's r - V(x_t, c, t) (Alg. 2); `batch_advantage` and `per_prompt_advantage` are DDPO's
-(arXiv 2305.13301); `gae_advantage` applies GAE (arXiv 1506.02438) to V along the denoising chain. CGRU and DDPO share
-one loop and differ only in this choice. All results are (n, t) without gradient. Statistics are computed in float64:
-when all rewards saturate at one value, float32 rounding noise would otherwise be divided by 1e-8.
+(arXiv 2305.13301); `gae_advantage` applies GAE (arXiv 1506.02438) to V along the denoising chain; `pair_advantage` is
+ours, for trajectories with opposite noise. CGRU and DDPO share one loop and differ only in this choice. All results are
+(n, t) without gradient. Statistics are computed in float64: when all rewards saturate at one value, float32 rounding
+noise would otherwise be divided by 1e-8.
 """
 # ruff: noqa: F722 - jaxtyping shapes are strings, not forward references
 
@@ -47,6 +48,19 @@ def per_prompt_advantage(
     mean, std = statistics.of(trajectory.cond.prompts, reward)
     # A = (r - mean_c(r)) / (std_c(r) + 1e-6); `of` has added the epsilon
     return _at_every_step((reward - mean) / std, clamp, trajectory)
+
+
+def pair_advantage(trajectory: Trajectory) -> Float[Tensor, "n t"]:
+    """Return half the difference to the reward of the other member of a pair; trajectories 2i and 2i + 1 are a pair.
+
+    They have the same states up to the noisy step and opposite noise there, so with the two terms of the gradient,
+    g = 1/2 · (r⁺ - b) · z - 1/2 · (r⁻ - b) · z, any baseline b of the state cancels, a critic's too. What is left,
+    1/2 · (r⁺ - r⁻) · z, is unbiased, and free of all that the members have in common.
+    """
+    reward = _reward(trajectory).double()
+    # A⁺ = (r⁺ - r⁻) / 2 = -A⁻
+    half = (reward - reward.unflatten(0, (-1, 2)).flip(1).flatten()) / 2
+    return half.float()[:, None].expand(-1, trajectory.horizon)
 
 
 def gae_advantage(trajectory: Trajectory, gae_lambda: float) -> Float[Tensor, "n t"]:

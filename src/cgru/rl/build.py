@@ -20,6 +20,7 @@ from cgru.config import RLConfig
 from cgru.critic.views import check_shrink
 from cgru.embedded import EMBEDDED, load_lexicon
 from cgru.lora.train import check_targets
+from cgru.mdp.kernel import DDIMKernel
 from cgru.mdp.trajectory import Conditioning
 from cgru.outside_detector import AUTO, NONE, Detector, refuse_shared_lineage
 from cgru.prompts import (
@@ -136,6 +137,11 @@ def _check_sampling(problem: Problem, cond: Conditioning) -> None:
         raise ValueError(
             f"sampling.guidance is {sampling.guidance:g}, but {model!r} has nothing to be guided away from; allowed: "
             "at most 1. Set sampling.guidance=1."
+        )
+    if sampling.pairs and not isinstance(problem.kernel, DDIMKernel):
+        raise ValueError(
+            f"sampling.pairs is true, and the sampler of {model!r} cannot have noise in one step alone; allowed: false "
+            "with flow matching and models of your own. Leave it out."
         )
     if not bool(problem.kernel.stochastic.any()):
         raise ValueError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import operator
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,7 @@ def from_files(problem: Problem, learner: Learner, folder: Path) -> dict[str, An
             learner.critic.load_state_dict(load_file(folder / CRITIC))
     for file, optimiser in _optimisers(learner).items():
         with reading(folder / file):
-            optimiser.load_state_dict(torch.load(folder / file, map_location="cpu", weights_only=True))
+            optimiser.load_state_dict(_load(folder / file))
     with reading(folder / STATE):
         state = parse_json((folder / STATE).read_text())
         learner.iteration, learner.updates = operator.index(state["iteration"]), operator.index(state["updates"])
@@ -112,6 +113,13 @@ def _torch(state: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
+
+
+def _load(path: Path) -> dict[str, Any]:
+    with warnings.catch_warnings():  # torch warns of a stranger's pickle before it refuses it, and `reading` tells that
+        warnings.filterwarnings("ignore", message="Detected pickle protocol", category=UserWarning)
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
 
 
 def _window(window: list[Trajectory]) -> bytes:

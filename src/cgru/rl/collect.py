@@ -16,6 +16,7 @@ seeds depend on the position in the batch only, so the batch is the same for any
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,7 @@ from cgru.critic.fit import values
 from cgru.critic.frozen import FrozenCritic
 from cgru.critic.views import SHRINKS, Critic, decoded_views
 from cgru.lora.train import merged
+from cgru.mdp.kernel import DDIMKernel, ReverseKernel
 from cgru.mdp.rollout import rollout
 from cgru.mdp.trajectory import Trajectory
 from cgru.prompts import Prompt
@@ -46,6 +48,8 @@ def collect(problem: Problem, *names: str | int, forget: int, retain: int = 0) -
 
     The first `explored(problem, forget)` of the forget trajectories explore.
     """
+    if problem.config.sampling.pairs:
+        return paired(problem, *names, count=forget)
     # Retain prompts without a reward of their own cannot be scored and stay out of the batch.
     kept = tuple(prompt for prompt in problem.prompts.retain if prompt.text in problem.rewarded)
     prompts = choose(problem, "forget", problem.prompts.policy, forget, *names)
@@ -129,11 +133,28 @@ def explored(problem: Problem, forget: int) -> int:
     return round(problem.config.sampling.explore * forget)
 
 
+def paired(problem: Problem, *names: str | int, count: int) -> Trajectory:
+    """Sample `count` trajectories, 2i and 2i + 1 alike but for the sign of the noise in one step (`sampling.pairs`)."""
+    kernel = problem.kernel
+    assert isinstance(kernel, DDIMKernel), "checked with the sampling: rl.build"
+    noisy = kernel.stochastic.nonzero().flatten().tolist()
+    step = child_random(problem.config.seed, "noisy step", *names).choice(noisy)
+    prompts = [prompt for prompt in choose(problem, "forget", problem.prompts.policy, count // 2, *names) for _ in "+-"]
+    seeds = [problem.seed("rollout", *names, i // 2) for i in range(count)]
+    return _drawn(problem, prompts, seeds, kernel.only(step), mirrored=[i % 2 == 1 for i in range(count)])
+
+
 def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajectory:
     """Sample one trajectory per prompt."""
-    kernel, device, guidance = problem.kernel, problem.backbone.device, problem.config.sampling.guidance
-    cond = problem.encode(prompts)
     seeds = [problem.seed("rollout", *names, i) for i in range(len(prompts))]
+    return _drawn(problem, prompts, seeds, problem.kernel)
+
+
+def _drawn(
+    problem: Problem, prompts: list[str], seeds: list[int], kernel: ReverseKernel, mirrored: Sequence[bool] = ()
+) -> Trajectory:
+    device, guidance = problem.backbone.device, problem.config.sampling.guidance
+    cond = problem.encode(prompts)
 
     def drawn(some: slice) -> dict[str, Tensor]:
         # With the LoRA merged into the weights, sampling costs no extra matrix products.
@@ -145,6 +166,7 @@ def sampled(problem: Problem, prompts: list[str], *names: str | int) -> Trajecto
                 kernel=kernel,
                 guidance=guidance,
                 batch_size=problem.sizes.rollout,
+                mirrored=mirrored[some],
                 keep_x0=problem.config.critic.kind not in ("none", "latent") and problem.config.critic.view == "clean",
             )
         return {name: value for name in SAMPLED if (value := getattr(trajectory, name)) is not None}

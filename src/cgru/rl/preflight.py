@@ -7,10 +7,11 @@ from pathlib import Path
 
 from cgru import distributed
 from cgru.backbones import is_own_loader
-from cgru.backbones.base import Backbone, HasTextLimit, unwrapped
-from cgru.config import RLConfig
+from cgru.backbones.base import Backbone, HasTextLimit, classes_of, unwrapped
+from cgru.backbones.words import words_of_model
+from cgru.config import RLConfig, RunConfig
 from cgru.image_files import class_folders, read_rgb
-from cgru.prompts import PromptSets
+from cgru.prompts import PromptSets, task_for
 from cgru.rewards.base import check_reward
 from cgru.rewards.concept import NOTHING
 from cgru.rewards.weights import origin_of
@@ -27,8 +28,11 @@ def check_words(config: RLConfig) -> None:
     _check_heads(config)
     for source in filter(None, (config.reward.clip, config.critic.clip)):
         origin_of(source)
-    if not is_own_loader(config.model):  # the user's own model reports the prompts it accepts, once it is loaded
-        resolve_prompts(config)
+    if is_own_loader(config.model):  # the user's own model reports the prompts it accepts, once it is loaded
+        return
+    _, prompts = resolve_prompts(config)
+    if words := words_of_model(config.model):
+        check_length(prompts, words)
 
 
 def _check_heads(config: RLConfig) -> None:
@@ -59,13 +63,19 @@ def _check_pictures(config: RLConfig) -> None:
                 read_rgb(file)
 
 
+def check_accepted(config: RunConfig, backbone: Backbone) -> None:
+    """Refuse a concept or prompts that a loaded model does not read."""
+    classes = classes_of(backbone)
+    task_for(config.concept, config.model, classes)
+    if isinstance(config, RLConfig):
+        _check_limit(resolve_prompts(config, classes)[1], backbone)
+
+
 def prepare(backbone: Backbone, task: UnlearnTask, config: RLConfig) -> Prepared:
     """Load detector, reward and prompts of a new run, and find batch sizes for this machine."""
     refuse_idle_processes(config)
     parts = load_parts(config, backbone=backbone)
-    model = unwrapped(parts.backbone)
-    if isinstance(model, HasTextLimit):
-        check_length(parts.prompts, model)
+    _check_limit(parts.prompts, parts.backbone)
     # Later stages need the same networks; a run that could not build them would stop after hours of sampling.
     if needs_heads(config, parts.concept):
         _check_pictures(config)
@@ -89,6 +99,12 @@ def refuse_idle_processes(config: RLConfig) -> None:
             f"{count} processes for {n} trajectories an iteration; allowed: at most {n}, so that each has work. Launch "
             "fewer processes, or raise policy.trajectories."
         )
+
+
+def _check_limit(prompts: PromptSets, backbone: Backbone) -> None:
+    model = unwrapped(backbone)
+    if isinstance(model, HasTextLimit):
+        check_length(prompts, model)
 
 
 def check_length(prompts: PromptSets, backbone: HasTextLimit) -> None:

@@ -190,6 +190,10 @@ def _advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Te
         assert trajectory.reward is not None
         learner.statistics.update(trajectory.cond.prompts, trajectory.reward)
         return advantages.per_prompt_advantage(trajectory, learner.statistics, policy.advantage_clamp)
+    scale = problem.reward.high - problem.reward.low
+    if policy.advantage == "pair":
+        found = advantages.pair_advantage(trajectory)
+        return advantages.normalised(found, policy.normalise_floor * scale) if policy.normalise else found
     if problem.config.critic.trust == "measured":
         trajectory = replace(trajectory, value=advantages.measured_value(trajectory)[0])
     found = (
@@ -197,7 +201,6 @@ def _advantage(problem: Problem, learner: Learner, trajectory: Trajectory) -> Te
         if policy.advantage == "gae"
         else advantages.critic_advantage(trajectory)
     )
-    scale = problem.reward.high - problem.reward.low
     return advantages.normalised(found, policy.normalise_floor * scale) if policy.normalise else found
 
 

@@ -205,7 +205,7 @@ def _weights(lineage: Mapping[str, Any]) -> str:
 
 def _tokenizer(origin: Path | str) -> Any:  # noqa: ANN401 - untyped library
     with reading(origin):
-        return CLIPTokenizer.from_pretrained(origin)
+        return CLIPTokenizer.from_pretrained(origin, trust_remote_code=False)
 
 
 def _counter(tokenizer: Any) -> Callable[[str], int]:  # noqa: ANN401
