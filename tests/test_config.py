@@ -54,6 +54,7 @@ OTHERS = {
     "sampling.explore_credit": "shuffled",
     "sampling.explore_ratio": "own",
     "sampling.merged": "true",
+    "sampling.pairs": "true",
     "prompts.source": "my prompts.csv",
     "prompts.column": "caption",
     "prompts.count": "3",
