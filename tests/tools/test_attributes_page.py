@@ -1,4 +1,4 @@
-"""docs/attributes.md shows the figures of docs/results/attributes.json and every attribute there is."""
+"""docs/attributes.md and docs/lab.md show the figures of their files, and the page every attribute there is."""
 
 import json
 from pathlib import Path
@@ -34,3 +34,15 @@ def test_the_leads_are_those_of_the_file() -> None:
         figures = [shown(row[name]) for name in ("attribute_rate", "attribute_reduction", "object_accuracy")]
         figures += [shown(row["style_accuracy"]), f"{row['frechet_judge']['value']:.1f}"]
         assert f"| {arm} | {' | '.join(figures)} |" in PAGE
+
+
+def test_the_log_of_pairs_is_that_of_its_file() -> None:
+    log = " ".join((DOCS / "lab.md").read_text(encoding="utf-8").split())
+    rows = json.loads((DOCS / "results" / "pairs.json").read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        assert f"UA {shown(row['ua'])}" in log and f"IRA {shown(row['ira'])}" in log
+        assert f"CRA {100 * row['cra']['value']:.1f}" in log
+    best = rows[0]
+    shares = [f"{100 * target:.0f}" for _, target, _, _ in best["looks"]]
+    assert shares[:5] == ["94", "72", "16", "3", "0"] and best["looks"][4][2] == 1.0  # as the log says
+    assert f"something else {100 * best['replacement_clean']['value']:.1f} %" in log
