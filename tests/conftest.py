@@ -11,6 +11,8 @@ from pathlib import Path
 
 HUB_CACHE = tempfile.TemporaryDirectory(prefix="cgru-test-hub-")
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": HUB_CACHE.name}  # read once, when huggingface_hub is imported
+# Also for the commands that tests start: as many tests as cores run side by side; two threads would spin.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
