@@ -43,12 +43,17 @@ ON_OBJECTS: tuple[tuple[str, ...], ...] = (
     ("retention.kl_target=1e-3",),
     ("policy.clip=3e-3",),
     ("policy.updates=1",),
+    # Both arms keep their own advantage: what members of a pair have in common cancels in either.
+    ("sampling.pairs=true",),
+    ("sampling.pairs=true", "policy.learning_rate=1e-3"),
 )
 ON_LOOKS: tuple[tuple[str, ...], ...] = (
     (),
     ("retention.kl=0.03",),
     ("retention.kl=0.03", "policy.updates=4"),
     ("retention.kl=0.1", "policy.updates=4"),
+    ("sampling.pairs=true",),
+    ("sampling.pairs=true", "retention.kl=0.1"),
 )
 LASTING = 0.9
 """Validation UA by the detector that a run must reach and keep to its last look."""
