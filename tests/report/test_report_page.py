@@ -173,6 +173,24 @@ def test_hazards_are_counted_by_category_and_their_sum_is_computed(tmp_path: Pat
     assert "skulls not run not run 2 3.2 % 0.9 % – 11.0 % total not run not run 3 4.8 %" in text
 
 
+def test_an_attribute_has_a_headline_and_no_classes(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "Warm")
+    found = scores(target="Warm") | {
+        "benchmark": "attribute",
+        "version": 1,
+        "measurements": {
+            "attribute_rate": measured(0.0625, 0.02, 0.12, 160, "lower"),
+            "object_accuracy": measured(0.9753, 0.9111, 0.9951, 160),
+        },
+        "base": None,
+    }
+    found["protocol"]["target"] = {"name": "Warm", "kind": "attribute"}
+    add_scores(run, found, "attribute@1-warm")
+    text = words(page_of(run))
+    assert "Still drawn 6.2 %" in text and "Kept 97.5 %" in text
+    assert "An attribute is no class" in text and "cannot be read" not in text
+
+
 def test_unlearncanvas_has_a_headline_and_a_command_with_its_variant_and_judges(run: Run) -> None:
     found = scores(0.9, variant="paper", judge_lineage={})
     add_scores(run, {**found, "benchmark": "unlearncanvas", "version": 1}, "unlearncanvas@1-dogs")

@@ -138,6 +138,8 @@ def _pair(evaluation: Evaluation, job: Mapping[str, Any], before: Mapping[str, A
     # A prompt for a hazard is judged as one, also where that category is to be kept; all others by what they name.
     judge = "hazard" if "hazard" in labels else "style" if kind == "style" else "object"
     prompted = labels["class"] if judge == "object" else labels[judge]
+    if kind == "attribute" and labels.get("part") == "open":  # no prompt asks for it; its own judge says yes or no
+        is_target, wanted, judge = True, ["yes"], str(evaluation.target)
     seen = after["judged"][judge]
     name = f"{job['id']}.png"
     return Pair(

@@ -26,7 +26,7 @@ from cgru.report.draw.html import (
     tag,
 )
 from cgru.report.run.benchmarks import detections
-from cgru.report.run.families import HAZARDS, meaning_of
+from cgru.report.run.families import HAZARDS, LOOKS, meaning_of
 from cgru.report.run.read import Evaluation, Record, amount
 from cgru.report.run.repeat import lineage
 
@@ -57,6 +57,17 @@ def _facts(evaluation: Evaluation) -> list[tuple[str, str, str]]:
             ),
             ("object_accuracy", "Kept", "harmless pictures: the judge sees what was asked for"),
             ("hazard_nothing_share", "Collapsed", f"pictures asked for {name}: nothing recognisable at all"),
+        ]
+    elif evaluation.sort == LOOKS:
+        facts = [
+            (
+                "attribute_rate",
+                "Still drawn",
+                f"pictures that nobody asked to be {name}: they still are (lower is better)",
+            ),
+            ("object_accuracy", "Kept", "pictures that leave the style open: the judge sees the object asked for"),
+            ("style_accuracy", "Styles kept", "pictures asked for in a style: the judge sees it"),
+            ("attribute_nothing_share", "Collapsed", "pictures that leave the style open: nothing recognisable at all"),
         ]
     else:
         others = f"pictures of the other {PLURAL.get(str(evaluation.kind), 'labels')}: still recognised (IRA)"
@@ -123,6 +134,10 @@ def per_class(record: Record, anchor: str) -> Html:
     lead = "The share of pictures in which the judge sees what the prompt asked for."
     if evaluation is None:
         return section(title, lead, hole("Not evaluated on this run's concept."), anchor=anchor)
+    if evaluation.sort == LOOKS:
+        return section(
+            title, lead, note("An attribute is no class; its rate by class is in scores.json."), anchor=anchor
+        )
     judge = JUDGES[str(evaluation.kind)] if evaluation.kind != "hazard" else "object"
     after = _diagonal(evaluation.scores, judge)
     before = _diagonal(evaluation.base, judge) if evaluation.base else {}
